@@ -1,0 +1,39 @@
+# make demo   everything from a fresh clone to a first result
+# make test   lint, types and the whole test suite
+# make bench  the benchmarks, ratios in one table at the end
+# make lint   ruff and mypy alone
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test bench lint clean
+
+setup: $(READY)
+
+# torch first: the exact version in the lock file, so that nothing else chooses one.
+$(READY): requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q "$$(grep '^torch==' requirements.lock)"
+	$(BIN)/pip install -q -r requirements.lock
+	$(BIN)/pip install -q --no-deps -e .
+	@touch $@
+
+demo: setup
+	$(BIN)/fedseal train demo --baseline --out runs/demo --resume
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/fedseal data get fashion-mnist
+	$(BIN)/pytest -n 2
+
+bench: setup
+	$(BIN)/fedseal data get fashion-mnist
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

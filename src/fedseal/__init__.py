@@ -1,0 +1,1 @@
+"""Semi-supervised federated learning with the labels at the server."""
