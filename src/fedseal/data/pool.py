@@ -1,7 +1,8 @@
 """All images of one source in one array, and how they are dealt out to a server and its clients."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,19 @@ class Pool:
     flips: bool  # a mirrored image is still an image of its class
     skipped: tuple[str, ...] = ()  # files that were no images
 
+    def __getstate__(self) -> dict[str, Any]:
+        """To another process goes the name of the mapped file, not a copy of its images."""
+        pixels = self.pixels
+        if isinstance(pixels, np.memmap):
+            return self.__dict__ | {"pixels": (pixels.filename, pixels.offset, pixels.shape)}
+        return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if isinstance(state["pixels"], tuple):
+            filename, offset, shape = state["pixels"]
+            state = state | {"pixels": np.memmap(filename, np.uint8, "r", offset, shape)}
+        self.__dict__.update(state)
+
 
 @dataclass(frozen=True)
 class Federation:
@@ -33,4 +47,4 @@ class Federation:
     clients: tuple[Ints, ...]  # D_n of each client
     names: tuple[str, ...]  # of the clients
     tests: Mapping[str, Ints]  # "test" is the paper's test set; "official" the data set's own, if another
-    fingerprint: str = field(default="")  # of all of the above, the pixels included
+    fingerprint: str = ""  # of all of the above, the pixels included

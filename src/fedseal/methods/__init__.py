@@ -1,0 +1,10 @@
+"""The methods by name. Adding one is adding a file and a line here."""
+
+from fedseal.core import Method
+from fedseal.methods.fedseal import FedSEAL
+from fedseal.methods.server_sl import ServerSL
+
+METHODS: dict[str, type[Method]] = {
+    "fedseal": FedSEAL,
+    "server-sl": ServerSL,
+}

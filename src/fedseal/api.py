@@ -1,0 +1,295 @@
+"""The library's front door: train, evaluate, predict. The command line calls these and nothing else."""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as save_safetensors
+from torch import Tensor
+
+from fedseal import weights
+from fedseal.config import Config, load_config, parse
+from fedseal.core import Packet, Site
+from fedseal.data import sources
+from fedseal.data.folders import read_image
+from fedseal.data.pool import Federation
+from fedseal.data.splits import DataSettings, split
+from fedseal.engines.local import LocalEngine
+from fedseal.errors import UserError
+from fedseal.files import write_atomic
+from fedseal.models import ModelSettings, Network, build
+from fedseal.observers import Checkpoints, EventLog, Observer, ProgressBar, TensorBoard, read_events
+from fedseal.run import Checkpoint, Examination, rounds
+from fedseal.sites import Sites
+
+LAST = 10  # rounds that a run's accuracy is averaged over, since single rounds wander
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    folder: Path
+    summary: dict[str, Any]
+
+    @property
+    def test_accuracy(self) -> float:
+        """Mean over the last ten rounds, on the paper's test set."""
+        return float(self.summary["test_accuracy"]["mean_last_10"])
+
+
+def train(
+    source: str | os.PathLike[str] | Config,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    quiet: bool = True,
+    set: Mapping[str, Any] | None = None,
+    **overrides: Any,
+) -> Result:
+    """Trains a preset, a TOML file or a `Config`, and leaves a run folder.
+
+    Top-level keys can be given by name (`rounds=20`, `seed=1`), others with `set={"fedseal.theta": 0.05}`.
+    """
+    changes = {**(set or {}), **overrides}
+    if isinstance(source, Config):
+        config, name = source, source.method
+        if changes:
+            raise UserError("A Config is taken as it is: change it before, or give a preset's name.")
+    else:
+        config, name = load_config(source, changes), Path(source).stem
+    folder = Path(out) if out else Path("runs") / f"{name}-seed{config.seed}"
+    return _train(config, folder, resume, Console(quiet=quiet))
+
+
+def _train(config: Config, folder: Path, resume: bool, console: Console) -> Result:
+    config = claim(folder, config, resume)
+    if (finished := _finished(folder, config)) is not None:
+        return finished
+    started = time.perf_counter()
+    federation = deal(config.data, config.seed, quiet=console.quiet)
+    check(config, federation)
+    sites = Sites(config, federation)
+    identity = f"{config.fingerprint(ignore=['rounds'])}-{federation.fingerprint}"
+    saved = folder / "checkpoint" / "state.safetensors"
+    resumed = Checkpoint.load(saved, identity) if saved.exists() else None
+    write_atomic(folder / "config.toml", config.to_toml())
+
+    def seconds() -> float:
+        return time.perf_counter() - started + (resumed.seconds if resumed else 0.0)
+
+    server, done = sites.server(), resumed.t if resumed else 0
+    with ExitStack() as stack:
+        engine = LocalEngine(sites, resumed.memories if resumed else None)
+        stack.callback(engine.close)
+        observers: list[Observer] = [
+            EventLog(folder / "events.jsonl", done),
+            TensorBoard(folder / "tensorboard", done),
+            Checkpoints(saved, engine, identity, config.engine.checkpoint_every, config.rounds, seconds),
+        ]
+        if not console.quiet:
+            bar = stack.enter_context(ProgressBar(config.method, config.rounds, done, console))
+            server = replace(server, progress=bar.starting)
+            observers.append(bar)
+        for observer in observers:
+            stack.callback(observer.close)
+        state = resumed.state if resumed else Packet()
+        for event in rounds(config.chosen(), server, engine, sites, resumed):
+            for observer in observers:
+                observer(event)
+            state = getattr(event, "state", state)
+    return _finish(folder, sites, state, seconds())
+
+
+def claim(folder: Path, config: Config, resume: bool) -> Config:
+    """Makes sure that a folder is free for this run, or holds this very run if it is to be resumed."""
+    there = folder / "config.toml"
+    if not folder.exists() or not any(folder.iterdir()):
+        return config
+    if not there.exists():
+        raise UserError(f"{folder} holds other files and no run: choose another --out.")
+    if not resume:
+        raise UserError(
+            f"{folder} holds a run already: add --resume to go on with it, or choose another --out."
+        )
+    if load_config(there).fingerprint(ignore=["rounds"]) != config.fingerprint(ignore=["rounds"]):
+        raise UserError(
+            f"{folder} holds a run of another configuration: resume it with {there}, or choose another --out."
+        )
+    return config
+
+
+def _finished(folder: Path, config: Config) -> Result | None:
+    """The result of a run that has reached its last round already."""
+    path = folder / "summary.json"
+    if not path.exists() or not (folder / "model.safetensors").exists():
+        return None
+    summary = json.loads(path.read_text())
+    return Result(folder, summary) if summary["rounds"] == config.rounds else None
+
+
+def deal(data: DataSettings, seed: int, *, quiet: bool = True) -> Federation:
+    """Gets the images (from the cache if they are there) and deals them out."""
+    path = Path(data.path) if data.path else None
+    pool = sources.load(
+        data.source, path, size=data.size or None, channels=data.channels or None, progress=not quiet
+    )
+    return split(pool, data, seed)
+
+
+def check(config: Config, federation: Federation) -> None:
+    """What only shows when configuration and data are seen together."""
+    clients = len(federation.clients)
+    if config.cohort > clients:
+        raise UserError(
+            f"cohort is {config.cohort}, but there are {clients} clients: lower it, or 0 for all."
+        )
+
+
+def _finish(folder: Path, sites: Sites, state: Packet, seconds: float) -> Result:
+    """Writes the model and the summary."""
+    config, federation = sites.config, sites.federation
+    events = [event for event in read_events(folder / "events.jsonl") if event["event"] == "round"]
+    chosen = config.evaluate if config.evaluate in state.tensors else "model"
+    summary: dict[str, Any] = {
+        "method": config.method,
+        "evaluate": chosen,
+        "rounds": config.rounds,
+        **accuracies(events, chosen),
+        "seed": config.seed,
+        "split": federation.fingerprint,
+        "config": config.fingerprint(),
+        "labels": {
+            "training": len(federation.labelled),
+            "validation": len(federation.validation),
+            "total": len(federation.labelled) + len(federation.validation),
+        },
+        "clients": len(federation.clients),
+        "skipped_files": len(federation.pool.skipped),
+        "seconds": round(seconds, 1),
+        "versions": versions(),
+    }
+    save_model(folder / "model.safetensors", state.tensors[chosen], sites)
+    write_atomic(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    return Result(folder, summary)
+
+
+def accuracies(events: Sequence[Mapping[str, Any]], chosen: str) -> dict[str, dict[str, Any]]:
+    """For every accuracy in the events: the last, the mean of the last ten, and that of the round which
+    was best on validation (the first of them). `test_accuracy` is that of the model chosen to be judged."""
+    seen = [event for event in events if "validation_accuracy" in event]
+    names = [name for name in seen[-1] if name.endswith("accuracy")]
+    result = {}
+    for name in names:
+        prefix = "average_" if name.startswith("average_") else ""
+        best = max(seen, key=lambda event: (event[f"{prefix}validation_accuracy"], -event["t"]))
+        result[name] = {
+            "last": seen[-1][name],
+            "mean_last_10": float(np.mean([event[name] for event in seen[-LAST:]])),
+            "best_on_validation": best[name],
+            "best_round": best["t"],
+        }
+    if chosen == "average":
+        result |= {
+            "model_" + name: value for name, value in result.items() if not name.startswith("average_")
+        }
+        for name in [n for n in result if n.startswith("average_")]:
+            plain = name.removeprefix("average_")
+            result["test_accuracy" if plain == "accuracy" else plain] = result[name]
+    return result
+
+
+def versions() -> dict[str, str]:
+    """What the numbers were made with."""
+    packages = {name: version(name) for name in ("fedseal", "torch", "numpy")}
+    return packages | {"python": platform.python_version(), "machine": platform.machine()}
+
+
+def save_model(path: Path, values: weights.Tensors, sites: Sites) -> None:
+    """Weights as safetensors; its header says all that it takes to use them."""
+    pool = sites.federation.pool
+    about = {
+        "format": "fedseal",
+        "model": sites.config.model.model_dump_json(),
+        "classes": json.dumps(pool.classes),
+        "channels": str(pool.pixels.shape[1]),
+        "size": str(pool.pixels.shape[2]),
+        "mean": json.dumps(values["mean"].flatten().tolist()),
+        "std": json.dumps(values["std"].flatten().tolist()),
+        "version": version("fedseal"),
+    }
+    write_atomic(path, bytes(save_safetensors(values, about)))
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A trained model, ready to use."""
+
+    model: Network
+    classes: tuple[str, ...]
+    channels: int
+    size: int
+
+    @torch.inference_mode()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Confidences [n, M] of images [n, C, H, W], uint8."""
+        confidences: Tensor = self.model(images).softmax(dim=1)
+        return confidences
+
+    def predict(self, paths: Sequence[str | os.PathLike[str]]) -> list[tuple[str, float]]:
+        """Class and confidence of image files."""
+        images = [read_image(Path(path), self.size, self.channels) for path in paths]
+        confidence, best = self(torch.from_numpy(np.stack(images))).max(dim=1)
+        return [(self.classes[m], float(p)) for m, p in zip(best.tolist(), confidence.tolist(), strict=True)]
+
+
+def load(run: str | os.PathLike[str]) -> Classifier:
+    """The model of a run folder, or a model file."""
+    path = Path(run)
+    path = path / "model.safetensors" if path.is_dir() else path
+    if not path.exists():
+        raise UserError(f"There is no model {path}: give a finished run's folder.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata()
+            values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        classes = tuple(json.loads(about["classes"]))
+        channels, size = int(about["channels"]), int(about["size"])
+        settings = ModelSettings.model_validate_json(about["model"])
+        mean, std = json.loads(about["mean"]), json.loads(about["std"])
+        model = build(
+            settings, channels=channels, size=size, classes=len(classes), mean=mean, std=std, seed=0
+        )
+        weights.load(model, values)
+    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"{path} is no fedseal model, or is damaged: {type(error).__name__}.") from error
+    return Classifier(model.eval(), classes, channels, size)
+
+
+def evaluate(run: str | os.PathLike[str]) -> dict[str, Any]:
+    """Accuracies of a finished run's model, measured anew on the run's own split."""
+    folder = Path(run)
+    if not (folder / "config.toml").exists():
+        raise UserError(f"{folder} is no run folder: it has no config.toml.")
+    config = load_config(folder / "config.toml")
+    model = load(folder).model
+    sites = Sites(config, deal(config.data, config.seed))
+    server: Site = sites.server()
+    return Examination(sites).of(server, weights.save(model))
+
+
+def baseline(config: Config) -> Config:
+    """Server-SL with everything else alike."""
+    raw = config.to_dict() | {"method": "server-sl"}
+    return parse(raw, "baseline")

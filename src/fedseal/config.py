@@ -1,0 +1,195 @@
+"""Typed configuration from TOML: presets, files, single keys; every mistake named in one sentence."""
+
+import difflib
+import hashlib
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, model_validator
+
+from fedseal.core import Augmentation, Learning, Method, ServerLearning, Settings
+from fedseal.data.splits import DataSettings
+from fedseal.errors import UserError
+from fedseal.methods import METHODS
+from fedseal.models import ModelSettings
+
+
+class EngineSettings(Settings):
+    """The `[engine]` section: how a run is carried out. Nothing here changes its result."""
+
+    workers: int = Field(0, ge=0, description="worker processes for the clients; 0: one per core")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where tensors live")
+    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+
+
+class Config(Settings):
+    """A whole run. Its result depends on this, without `[engine]`, and on nothing else."""
+
+    method: str = Field("fedseal", description="the method: " + ", ".join(METHODS))
+    seed: int = Field(0, ge=0, description="decides split, initial weights and every draw")
+    rounds: int = Field(150, ge=1, description="rounds of training")
+    cohort: int = Field(0, ge=0, description="clients sampled in a round; 0: all")
+    evaluate: Literal["model", "average"] = Field(
+        "model",
+        description="what the run is judged by and keeps: w^t after the server's step, or the average w̄",
+    )
+    evaluate_every: int = Field(1, ge=1, description="rounds between evaluations on the test set")
+    data: DataSettings = Field(default_factory=DataSettings)
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    augment: Augmentation = Field(default_factory=Augmentation)
+    server: ServerLearning = Field(default_factory=ServerLearning)
+    client: Learning = Field(default_factory=Learning)
+    engine: EngineSettings = Field(default_factory=EngineSettings)
+    options: dict[str, SerializeAsAny[Method]] = Field(
+        default_factory=dict, description="each method's own section, under the method's name"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _methods_sections(cls, raw: Any) -> Any:
+        """Moves `[fedseal]` and the like into `options`."""
+        if not isinstance(raw, dict) or "options" in raw:
+            return raw
+        sections = {name: raw[name] for name in METHODS if name in raw}
+        chosen = raw.get("method", "fedseal")
+        if chosen in METHODS:
+            sections.setdefault(chosen, {})
+        options = {name: _validate(METHODS[name], section, name) for name, section in sections.items()}
+        return {k: v for k, v in raw.items() if k not in METHODS} | {"options": options}
+
+    def chosen(self) -> Method:
+        """The method with its hyper-parameters."""
+        return self.options[self.method]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `parse` takes, with every key present."""
+        raw = self.model_dump(mode="json", exclude_none=True)
+        return {k: v for k, v in raw.items() if k != "options"} | raw["options"]
+
+    def to_toml(self) -> str:
+        """A file that runs again as it is."""
+        return tomli_w.dumps(self.to_dict())
+
+    def fingerprint(self, *, ignore: Iterable[str] = ()) -> str:
+        """A hash of all that decides the result; other methods' sections and `[engine]` do not."""
+        skip = {"engine", *ignore, *(name for name in self.options if name != self.method)}
+        relevant = {k: v for k, v in self.to_dict().items() if k not in skip}
+        return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def presets() -> dict[str, str]:
+    """Name and first comment line of every preset, bases (which other presets extend) left out."""
+    folder = resources.files("fedseal.presets")
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
+    titles = {f.name.removesuffix(".toml"): f.read_text("utf-8").splitlines()[0].lstrip("# ") for f in files}
+    return {name: title for name, title in titles.items() if not name.startswith("base-")}
+
+
+def load_config(source: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> Config:
+    """A preset's name or a TOML file's path, with single keys ("fedseal.theta") replaced."""
+    raw = _read(source)
+    for key, value in (overrides or {}).items():
+        _put(raw, key, value)
+    return parse(raw, str(source))
+
+
+def parse(raw: Mapping[str, Any], where: str) -> Config:
+    """A validated configuration; `where` is named in the error if there is one."""
+    known = [*Config.model_fields, *METHODS]
+    for key in raw:
+        if key not in known or key == "options":
+            raise UserError(f"{where}: unknown key '{key}'{_did_you_mean(key, known)}.")
+    method = raw.get("method", "fedseal")
+    if method not in METHODS:
+        raise UserError(f"{where}: method must be one of {', '.join(METHODS)}, not {method!r}.")
+    try:
+        return Config.model_validate(dict(raw))
+    except ValidationError as error:
+        raise UserError(f"{where}: {explain(error, Config)}") from None
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def parse_value(text: str) -> Any:
+    """The value of `--set KEY=VALUE`: TOML where it is TOML, else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
+    """The first mistake that pydantic found, in one sentence."""
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    key = ".".join(([prefix] if prefix else []) + path)
+    if first["type"] == "extra_forbidden":
+        for part in path[:-1]:
+            annotation = model.model_fields[part].annotation
+            assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
+            model = annotation
+        return f"unknown key '{key}'{_did_you_mean(path[-1], model.model_fields)}."
+    message = first["msg"][0].lower() + first["msg"][1:]
+    return f"'{key}' is {first['input']!r}, but {message.replace('input', 'it', 1)}."
+
+
+def _validate(model: type[Method], raw: Any, section: str) -> Method:
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        raise UserError(explain(error, model, section)) from None
+
+
+def _did_you_mean(key: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(key, list(known), n=1)
+    return f" (did you mean '{close[0]}'?)" if close else f"; known are {', '.join(known)}"
+
+
+def _read(source: str | os.PathLike[str]) -> dict[str, Any]:
+    path = Path(source)
+    if path.suffix == ".toml" or path.is_file():
+        if not path.is_file():
+            raise UserError(
+                f"There is no configuration file {path}; 'fedseal presets' lists the built-in ones."
+            )
+        text, base = path.read_text("utf-8"), path.parent
+    else:
+        file = resources.files("fedseal.presets") / f"{source}.toml"
+        if not file.is_file():
+            hint = _did_you_mean(str(source), presets())
+            raise UserError(f"There is no preset '{source}'{hint}; a file's name ends in .toml.")
+        text, base = file.read_text("utf-8"), None
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{source} is not valid TOML: {error}.") from None
+    parent = raw.pop("extends", None)
+    if parent is None:
+        return raw
+    if base is not None and str(parent).endswith(".toml"):
+        parent = base / parent
+    return _merge(_read(parent), raw)
+
+
+def _merge(base: dict[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    for key, value in top.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            _merge(base[key], value)
+        else:
+            base[key] = value
+    return base
+
+
+def _put(raw: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        raw = raw.setdefault(section, {})
+        if not isinstance(raw, dict):
+            raise UserError(f"'{key}' cannot be set: '{section}' is not a section.")
+    raw[last] = value

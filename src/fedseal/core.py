@@ -1,0 +1,202 @@
+"""The vocabulary: what travels, where learning happens, what a method is, what an engine does."""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as save_safetensors
+from torch import Tensor
+
+from fedseal.data import augment
+from fedseal.models import Network
+from fedseal.weights import Tensors
+
+Scalar = bool | int | float | str
+
+
+class Settings(BaseModel):
+    """A section of the configuration: typed, frozen, no unknown key."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Learning(Settings):
+    """How a side trains: the `[server]` and `[client]` sections."""
+
+    lr: float = Field(0.001, gt=0, description="learning rate of round 1")
+    decay: float = Field(0.995, gt=0, le=1, description="factor on the learning rate, each round")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD, fresh each round")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay of SGD")
+    epochs: int = Field(5, ge=0, description="passes over the data in a round")
+    batch: int = Field(32, ge=1, description="images in a mini-batch")
+
+
+class ServerLearning(Learning):
+    """How the server trains."""
+
+    augment: Literal["none", "weak", "strong"] = Field(
+        "weak", description="augmentation of the labelled images"
+    )
+
+
+class Augmentation(Settings):
+    """The `[augment]` section: what weak and strong augmentation are."""
+
+    flip: bool | None = Field(None, description="mirror images; left out: as fits the data set (not digits)")
+    shift: int = Field(4, ge=0, description="weak: crop or shift by up to so many pixels each way")
+    n: int = Field(2, ge=0, description="strong: operations of RandAugment on an image")
+    m: int = Field(10, ge=0, le=30, description="strong: magnitude of RandAugment, 0 to 30")
+
+    def weak(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """a(x) of Eq. 3."""
+        return augment.weak(images, generator, flip=bool(self.flip), shift=self.shift)
+
+    def strong(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """A(x) of Eq. 14: the weak augmentation, then RandAugment."""
+        return augment.rand_augment(self.weak(images, generator), generator, n=self.n, m=self.m)
+
+
+@dataclass(frozen=True)
+class Packet:
+    """All that ever travels between server and client; also a server's state and a client's memory."""
+
+    tensors: Mapping[str, Tensors] = field(default_factory=dict)
+    scalars: Mapping[str, Scalar] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """Safetensors, with the scalars in its header."""
+        flat = {f"{g}/{k}": v.contiguous() for g, group in self.tensors.items() for k, v in group.items()}
+        header = {"groups": json.dumps(list(self.tensors)), "scalars": json.dumps(dict(self.scalars))}
+        return bytes(save_safetensors(flat, header))
+
+    @staticmethod
+    def from_bytes(data: bytes) -> "Packet":
+        """The inverse of `to_bytes`, to the bit."""
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+        tensors: dict[str, Tensors] = {group: {} for group in json.loads(header["groups"])}
+        for name, value in load_safetensors(data).items():
+            group, key = name.split("/", 1)
+            tensors[group][key] = value
+        return Packet(tensors, json.loads(header["scalars"]))
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round: its number from 1 as in the paper, who trains, and who there is."""
+
+    t: int
+    cohort: tuple[int, ...]
+    everyone: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images [n, C, H, W] in uint8, and their labels where the holder may know them."""
+
+    pixels: Tensor
+    labels: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+
+Diagnose = Callable[[str, Tensor, Tensor], None]
+
+
+def _ignore(name: str, rows: Tensor, labels: Tensor) -> None:
+    """Where nobody knows the truth."""
+
+
+def _ignore_progress(what: str, done: int, total: int) -> None:
+    """Where nobody watches."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where learning happens: the server, or one client."""
+
+    name: str
+    model: Network  # scratch space: methods load weights into it
+    data: Images
+    learning: Learning
+    augment: Augmentation
+    seed: int
+    device: torch.device
+    classes: int
+    validation: Images | None = None
+    # Called with the labels that a method gave to some of the site's own images. A simulation that knows
+    # the truth counts how many are right; nothing of it reaches the method or travels.
+    diagnose: Diagnose = _ignore
+    progress: Callable[[str, int, int], None] = _ignore_progress  # what, done, of how many
+
+    def rng(self, t: int, purpose: str = "") -> torch.Generator:
+        """Randomness that depends on the seed, the site, the round and the purpose alone."""
+        return torch.Generator().manual_seed(derive_seed(self.seed, self.name, t, purpose))
+
+
+def derive_seed(*parts: object) -> int:
+    """A 63-bit seed from anything that has a stable text."""
+    digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+class Method(Settings, ABC):
+    """What server and client do in a round. The fields are its hyper-parameters.
+
+    The state's group "model" is the global model w^t, and "average", if there is one, the clients'
+    average w̄. A client's memory belongs to the client and never travels.
+    """
+
+    needs_client_labels: ClassVar[bool] = False  # only FedAvg-SL, the upper bound
+
+    @abstractmethod
+    def start(self, server: Site) -> Packet:
+        """The state before round 1."""
+
+    @abstractmethod
+    def server_round(self, round: Round, state: Packet, server: Site) -> tuple[Packet, dict[int, Packet]]:
+        """Step 1: trains at the server; gives the new state and what each client is sent."""
+
+    @abstractmethod
+    def client_round(self, request: Packet, memory: Packet, client: Site) -> tuple[Packet, Packet]:
+        """Step 3: trains at a client; gives the reply and the client's new memory."""
+
+    @abstractmethod
+    def collect(self, round: Round, state: Packet, replies: Mapping[int, Packet], server: Site) -> Packet:
+        """Step 4, at the server: takes the replies into the state."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What an engine brings back from a client."""
+
+    client: int
+    packet: Packet
+    down: int = 0  # bytes
+    up: int = 0
+    diagnosis: Mapping[str, int] = field(default_factory=dict)  # counts, in a simulation
+    problem: str = ""  # why there is no usable packet
+
+
+class Engine(Protocol):
+    """Carries packets: steps 2 and 4."""
+
+    clients: Sequence[int]
+
+    def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:
+        """Sends every request and yields the replies as they come."""
+
+    def memories(self) -> dict[str, bytes]:
+        """The clients' memories, where they are kept on this side."""
+
+    def close(self) -> None:
+        """Ends whatever the engine started."""
+
+
+Json = dict[str, Any]

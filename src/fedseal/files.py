@@ -1,0 +1,34 @@
+"""Files that are there whole or not at all."""
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+from fedseal.errors import UserError
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Writes a file through a temporary one beside it; a full disk leaves the old file as it was."""
+    content = data.encode() if isinstance(data, str) else data
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def cannot_write(path: Path, error: OSError) -> UserError:
+    """What to tell the user when a file cannot be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return UserError(f"No space left to write {path}: free some and go on with --resume.")
+    return UserError(f"Cannot write {path} ({error.strerror}): choose another folder with --out.")

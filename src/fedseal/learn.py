@@ -1,0 +1,88 @@
+"""The only training loop and the only inference loop."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fedseal import weights
+from fedseal.core import Images, ServerLearning, Site
+from fedseal.paper import server_loss
+from fedseal.weights import Tensors
+
+Batch = tuple[Tensor, ...]
+Loss = Callable[..., Tensor]
+
+INFERENCE_BATCH = 500
+
+
+def fit(site: Site, start: Mapping[str, Tensor], batches: Iterable[Batch], loss: Loss, lr: float) -> Tensors:
+    """Eqs. 4 and 16: mini-batch SGD from the weights `start`; `loss(model, *batch)` is what falls."""
+    model, settings = site.model, site.learning
+    weights.load(model, start)
+    model.train()
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        lr=lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        fused=site.device.type != "mps",
+    )
+    for batch in batches:
+        optimizer.zero_grad()
+        loss(model, *batch).backward()
+        optimizer.step()
+    return weights.save(model)
+
+
+def learning_rate(site: Site, t: int) -> float:
+    """The learning rate of round t ≥ 1."""
+    return site.learning.lr * site.learning.decay ** (t - 1)
+
+
+def labelled_batches(site: Site, epochs: int, generator: torch.Generator, augment: str) -> Iterator[Batch]:
+    """Shuffled mini-batches of a site's labelled images, freshly augmented every epoch."""
+    pixels, labels = site.data.pixels, site.data.labels
+    assert labels is not None, f"{site.name} has no labels"
+    for _ in range(epochs):
+        order = torch.randperm(len(pixels), generator=generator)
+        images = pixels[order]
+        if augment != "none":
+            images = getattr(site.augment, augment)(images, generator)
+        batch = site.learning.batch
+        yield from zip(
+            images.to(site.device).float().split(batch),
+            labels[order].to(site.device).split(batch),
+            strict=True,
+        )
+
+
+def _supervised(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    return server_loss(model(images), labels)
+
+
+def train_supervised(
+    site: Site, start: Mapping[str, Tensor], t: int, *, epochs: int | None = None, stream: str = "supervised"
+) -> Tensors:
+    """Eqs. 3 and 4: supervised learning on the site's labelled images at round t's learning rate."""
+    settings = site.learning
+    augment = settings.augment if isinstance(settings, ServerLearning) else "weak"
+    passes = settings.epochs if epochs is None else epochs
+    batches = labelled_batches(site, passes, site.rng(t, stream), augment)
+    return fit(site, start, batches, _supervised, learning_rate(site, t))
+
+
+@torch.inference_mode()
+def predict(site: Site, values: Mapping[str, Tensor], images: Images) -> Tensor:
+    """p(x; w): the confidences [n, M] of a model with these weights, on the CPU."""
+    weights.load(site.model, values)
+    site.model.eval()
+    batches = images.pixels.split(INFERENCE_BATCH)
+    if not len(images):
+        return torch.zeros(0, site.classes)
+    return torch.cat([site.model(x.to(site.device)).softmax(dim=1).cpu() for x in batches])
+
+
+def accuracy(probs: Tensor, labels: Tensor) -> float:
+    """The share of images whose most probable class is their label."""
+    return float((probs.argmax(dim=1) == labels).double().mean())

@@ -1,0 +1,225 @@
+"""The only round loop, with checkpoint and resume."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedseal import weights
+from fedseal.core import Engine, Images, Method, Packet, Reply, Round, Site, derive_seed
+from fedseal.errors import UserError
+from fedseal.files import write_atomic
+from fedseal.learn import accuracy, predict
+from fedseal.sites import Sites
+
+
+@dataclass(frozen=True)
+class ClientDone:
+    """A client's reply has come in."""
+
+    t: int
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A client's reply cannot be used in this round."""
+
+    t: int
+    client: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RoundDone:
+    """A round has ended. `metrics` is what `events.jsonl` shows of it."""
+
+    t: int
+    metrics: dict[str, Any]
+    state: Packet
+
+
+Event = ClientDone | LeftOut | RoundDone
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that it takes to go on after a round."""
+
+    t: int
+    state: Packet
+    memories: Mapping[str, bytes]
+    seconds: float = 0.0
+
+    def save(self, path: Path, fingerprint: str) -> None:
+        """One file, there whole or not at all; `fingerprint` says to which run it belongs."""
+        tensors = {f"state.{name}": group for name, group in self.state.tensors.items()}
+        tensors["memories"] = {
+            k: torch.frombuffer(bytearray(memory), dtype=torch.uint8) for k, memory in self.memories.items()
+        }
+        scalars = {f"state.{name}": value for name, value in self.state.scalars.items()}
+        scalars |= {"t": self.t, "seconds": self.seconds, "fingerprint": fingerprint}
+        write_atomic(path, Packet(tensors, scalars).to_bytes())
+
+    @staticmethod
+    def load(path: Path, fingerprint: str) -> "Checkpoint":
+        """Refuses a damaged checkpoint, and one of another run."""
+        try:
+            packet = Packet.from_bytes(path.read_bytes())
+            scalars, memories = packet.scalars, packet.tensors["memories"]
+            t, seconds, found = int(scalars["t"]), float(scalars["seconds"]), scalars["fingerprint"]
+        except Exception as error:
+            raise UserError(
+                f"{path} is damaged ({type(error).__name__}): delete it to start again."
+            ) from error
+        if found != fingerprint:
+            raise UserError(
+                f"{path} is of another configuration or other data: resume with the config.toml beside it,"
+                " or choose another --out."
+            )
+        state = Packet(
+            {k.removeprefix("state."): v for k, v in packet.tensors.items() if k.startswith("state.")},
+            {k.removeprefix("state."): v for k, v in scalars.items() if k.startswith("state.")},
+        )
+        return Checkpoint(t, state, {k: v.numpy().tobytes() for k, v in memories.items()}, seconds)
+
+
+def rounds(
+    method: Method, server: Site, engine: Engine, sites: Sites, resume: Checkpoint | None = None
+) -> Iterator[Event]:
+    """Runs a method on an engine, round after round, and tells what happens."""
+    config, examine = sites.config, Examination(sites)
+    state = resume.state if resume else method.start(server)
+    first = resume.t + 1 if resume else 1
+    for t in range(first, config.rounds + 1):
+        clock = Clock()
+        round = Round(t, sample(config.seed, t, len(engine.clients), config.cohort), engine.clients)
+
+        # Step 1: supervised learning at the server.
+        state, requests = method.server_round(round, state, server)
+        if not weights.finite(state.tensors["model"]):
+            raise UserError(
+                f"Round {t}: the server's model has weights that are not numbers any more; the learning rate is"
+                f" most likely too high: lower server.lr ({config.server.lr}) or client.lr ({config.client.lr})."
+            )
+        clock.lap("server")
+
+        # Steps 2 to 4: the model goes out, clients learn, their models come back.
+        replies: dict[int, Reply] = {}
+        left_out: list[str] = []
+        for done, reply in enumerate(engine.exchange(requests), start=1):
+            problem = reply.problem or unusable(reply.packet, requests[reply.client])
+            if problem:
+                left_out.append(sites.federation.names[reply.client])
+                yield LeftOut(t, left_out[-1], problem)
+            else:
+                replies[reply.client] = reply
+            yield ClientDone(t, done, len(requests))
+        packets = {k: replies[k].packet for k in sorted(replies)}
+        state = method.collect(round, state, packets, server)
+        clock.lap("clients")
+
+        metrics: dict[str, Any] = {"event": "round", "t": t}
+        if t % config.evaluate_every == 0 or t == config.rounds:
+            metrics |= examine(server, state)
+        clock.lap("evaluation")
+        metrics |= traffic(replies.values()) | summed(packets) | correct_rates(replies.values())
+        if "thresholds" in state.tensors:
+            metrics["tau"] = state.tensors["thresholds"]["tau"].tolist()
+        if "lambda" in state.scalars:
+            metrics["lambda"] = state.scalars["lambda"]
+        metrics |= {"left_out": left_out, "seconds": clock.laps}
+        yield RoundDone(t, metrics, state)
+
+
+def sample(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:
+    """K^t: the clients sampled in round t, all of them for cohort = 0."""
+    if cohort == 0 or cohort == clients:
+        return tuple(range(clients))
+    chosen = np.random.default_rng(derive_seed(seed, "cohort", t)).choice(clients, cohort, replace=False)
+    return tuple(sorted(chosen.tolist()))
+
+
+def unusable(reply: Packet, request: Packet) -> str:
+    """Why a client's model cannot be averaged; empty if it can."""
+    if "model" not in reply.tensors:
+        return "" if not request.scalars.get("train", True) else "its reply holds no model"
+    if not weights.same_layout(reply.tensors["model"], request.tensors["model"]):
+        return "its model has other names, shapes or types than the one it was sent"
+    if not weights.finite(reply.tensors["model"]):
+        return "its model has NaN or infinite weights (client.lr too high?)"
+    return ""
+
+
+class Examination:
+    """Accuracies of the global model and of the clients' average, on every test set and on validation."""
+
+    def __init__(self, sites: Sites) -> None:
+        tests = sites.federation.tests
+        rows = np.unique(np.concatenate([np.zeros(0, np.int64), *tests.values()]))
+        self.images: Images = sites.images(rows, labels=True)  # an image in two test sets is looked at once
+        self.tests = {name: torch.from_numpy(np.searchsorted(rows, test)) for name, test in tests.items()}
+
+    def __call__(self, server: Site, state: Packet) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for group, prefix in (("model", ""), ("average", "average_")):
+            if group in state.tensors:
+                result |= self.of(server, state.tensors[group], prefix)
+        return result
+
+    def of(self, server: Site, model: weights.Tensors, prefix: str = "") -> dict[str, float]:
+        """`test_accuracy` and the like of one model, with `prefix` before each name."""
+        assert server.validation is not None and server.validation.labels is not None
+        probs = predict(server, model, self.images)
+        assert self.images.labels is not None
+        labels = self.images.labels
+        result = {f"{prefix}{name}_accuracy": accuracy(probs[r], labels[r]) for name, r in self.tests.items()}
+        if prefix:  # average_accuracy, average_official_accuracy, …
+            result = {name.replace("_test_", "_"): value for name, value in result.items()}
+        checked = predict(server, model, server.validation)
+        return result | {f"{prefix}validation_accuracy": accuracy(checked, server.validation.labels)}
+
+
+def traffic(replies: "Iterator[Reply] | Any") -> dict[str, int]:
+    """Bytes that went to the clients and came back."""
+    replies = list(replies)
+    return {"bytes_down": sum(r.down for r in replies), "bytes_up": sum(r.up for r in replies)}
+
+
+def summed(packets: Mapping[int, Packet]) -> dict[str, int]:
+    """What the clients count, added up: |D⁺| and |D⁻| of FedSEAL."""
+    total: Counter[str] = Counter()
+    for packet in packets.values():
+        for name, value in packet.scalars.items():
+            if isinstance(value, int) and not isinstance(value, bool) and name != "t":
+                total[name] += value
+    return dict(total)
+
+
+def correct_rates(replies: "Iterator[Reply] | Any") -> dict[str, float]:
+    """Shares of right labels, where a simulation knows the truth."""
+    total: Counter[str] = Counter()
+    for reply in replies:
+        total.update(reply.diagnosis)
+    names = [name.removesuffix("_known") for name in total if name.endswith("_known") and total[name]]
+    return {f"{name}_correct": total[f"{name}_right"] / total[f"{name}_known"] for name in names}
+
+
+class Clock:
+    """Seconds by step."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """Ends a step."""
+        now = time.perf_counter()
+        self.laps[name] = round(now - self._last, 4)
+        self._last = now

@@ -1,0 +1,125 @@
+"""Builds the server and the clients of a federation: who has which images, and which labels."""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedseal.config import Config
+from fedseal.core import Diagnose, Images, Site, derive_seed
+from fedseal.data.pool import Federation, Ints
+from fedseal.errors import UserError
+from fedseal.models import Network, build
+
+
+@dataclass(frozen=True)
+class Sites:
+    """All that it takes to build any site. It can be sent to another process."""
+
+    config: Config
+    federation: Federation
+
+    @cached_property
+    def device(self) -> torch.device:
+        return find_device(self.config.engine.device)
+
+    def network(self) -> Network:
+        """The freshly initialised network, normalised by the labelled images' mean and deviation."""
+        pool = self.federation.pool
+        labelled = pool.pixels[self.federation.labelled].astype(np.float64)
+        channels, size = pool.pixels.shape[1], pool.pixels.shape[2]
+        network = build(
+            self.config.model,
+            channels=channels,
+            size=size,
+            classes=len(pool.classes),
+            mean=labelled.mean(axis=(0, 2, 3)).tolist(),
+            std=np.maximum(labelled.std(axis=(0, 2, 3)), 1.0).tolist(),
+            seed=derive_seed(self.config.seed, "initial weights"),
+        )
+        return network.to(self.device)
+
+    def server(self) -> Site:
+        """The server: labelled and validation images with their labels."""
+        federation = self.federation
+        return self._site(
+            "server",
+            self.network(),
+            self.images(federation.labelled, labels=True),
+            self.config.server,
+            validation=self.images(federation.validation, labels=True),
+        )
+
+    def client(self, k: int, model: Network, truth: "Truth") -> Site:
+        """A client: images alone, unless the method is the one that may know their labels."""
+        rows = self.federation.clients[k]
+        labels = self.config.chosen().needs_client_labels
+        # By number, not by folder name: a client is the same however its folder is called.
+        return self._site(
+            f"client-{k}",
+            model,
+            self.images(rows, labels=labels),
+            self.config.client,
+            diagnose=truth.diagnose,
+        )
+
+    def _site(
+        self,
+        name: str,
+        model: Network,
+        images: Images,
+        learning: object,
+        validation: Images | None = None,
+        diagnose: Diagnose | None = None,
+    ) -> Site:
+        augment = self.config.augment
+        if augment.flip is None:
+            augment = augment.model_copy(update={"flip": self.federation.pool.flips})
+        extra = {"diagnose": diagnose} if diagnose else {}
+        return Site(
+            name=name,
+            model=model,
+            data=images,
+            learning=learning,
+            augment=augment,
+            seed=self.config.seed,
+            device=self.device,
+            classes=len(self.federation.pool.classes),
+            validation=validation,
+            **extra,
+        )
+
+    def images(self, rows: Ints, *, labels: bool = False) -> Images:
+        """A copy of some images of the pool."""
+        pool = self.federation.pool
+        pixels = torch.from_numpy(np.ascontiguousarray(pool.pixels[rows]))
+        return Images(pixels, torch.from_numpy(pool.labels[rows]) if labels else None)
+
+
+class Truth:
+    """What a simulation knows about a client's images, kept from the method: counts right labels."""
+
+    def __init__(self, labels: Ints) -> None:
+        self.labels = torch.from_numpy(np.array(labels))
+        self.counts: Counter[str] = Counter()
+
+    def diagnose(self, name: str, rows: Tensor, given: Tensor) -> None:
+        """ "negative" labels are right where the image is *not* of that class; unknown truth is not counted."""
+        truth = self.labels[rows]
+        known = truth >= 0
+        right = (truth != given) if name == "negative" else (truth == given)
+        self.counts[f"{name}_known"] += int(known.sum())
+        self.counts[f"{name}_right"] += int((right & known).sum())
+
+
+def find_device(wanted: str) -> torch.device:
+    """The device asked for, or the best one there is."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if wanted == "auto":
+        return torch.device(next(name for name, found in there.items() if found))
+    if not there[wanted]:
+        raise UserError(f"engine.device is '{wanted}', which this machine does not have: use 'auto'.")
+    return torch.device(wanted)

@@ -1,0 +1,270 @@
+"""One's own images in folders: what is read, what is skipped, and what is refused."""
+
+import logging
+import os
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedseal.data import cache, folders
+from fedseal.errors import UserError
+
+RED, BLUE = (200, 10, 10), (10, 10, 200)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEDSEAL_DATA", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def paint(
+    path: Path, colour: tuple[int, ...] | int = RED, size: tuple[int, int] = (8, 8), mode: str = "RGB"
+) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, colour).save(path)
+    return path
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Two classes, two clients, validation and test images, in several formats."""
+    root = tmp_path / "data"
+    for i, kind in enumerate(("png", "jpg", "bmp", "webp")):
+        paint(root / "server" / "cat" / f"{i}.{kind}", RED)
+        paint(root / "server" / "dog" / f"{i}.{kind}", BLUE)
+    paint(root / "clients" / "ward-1" / "x.png", RED)
+    paint(root / "clients" / "ward-1" / "deeper" / "y.jpeg", BLUE)
+    paint(root / "clients" / "ward-2" / "z.png", BLUE, (40, 20))
+    paint(root / "validation" / "dog" / "v.png", BLUE)
+    paint(root / "test" / "dog" / "t.png", BLUE)
+    paint(root / "test" / "cat" / "t.png", RED)
+    return root
+
+
+def read(root: Path, **options: int) -> folders.Pool:
+    return folders.read_folders(root, **({"size": 8, "channels": 3} | options))  # type: ignore[arg-type]
+
+
+def test_reads_everything_in_order(data: Path) -> None:
+    pool = read(data)
+    assert pool.pixels.shape == (14, 3, 8, 8) and pool.pixels.dtype == np.uint8
+    assert pool.classes == ("cat", "dog")
+    assert pool.parts == {
+        "server": range(0, 8),
+        "clients/ward-1": range(8, 10),
+        "clients/ward-2": range(10, 11),
+        "validation": range(11, 12),
+        "test": range(12, 14),
+    }
+    assert pool.labels.tolist() == [0] * 4 + [1] * 4 + [-1] * 3 + [1] + [0, 1]
+    assert pool.skipped == () and pool.flips is False
+    red = pool.pixels[:, 0].mean(axis=(1, 2)) > 100
+    assert red.tolist() == [True] * 4 + [False] * 4 + [False, True] + [False] + [False] + [True, False]
+
+
+def test_grey_and_resized(data: Path) -> None:
+    pool = read(data, size=5, channels=1)
+    assert pool.pixels.shape == (14, 1, 5, 5)
+    assert pool.pixels[0, 0, 0, 0] == Image.new("RGB", (1, 1), RED).convert("L").getpixel((0, 0))
+
+
+def test_second_start_decodes_nothing(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = read(data)
+    monkeypatch.setattr(folders, "decode", lambda *_: pytest.fail("decoded again"))
+    again = read(data)
+    assert np.array_equal(first.pixels, again.pixels) and first.parts == again.parts
+    assert folders.read_folders(data, size=8, channels=3, flips=True).flips is True
+
+
+def test_changed_file_is_read_again(data: Path) -> None:
+    before = read(data).pixels[0].copy()
+    changed = paint(data / "server" / "cat" / "0.png", BLUE)
+    os.utime(changed, ns=(1, 1))
+    assert not np.array_equal(before, read(data).pixels[0])
+
+
+def test_new_empty_client_is_noticed_despite_the_cache(data: Path) -> None:
+    read(data)
+    (data / "clients" / "ward-3").mkdir()
+    with pytest.raises(UserError, match="client 'ward-3' has no usable image"):
+        read(data)
+
+
+def test_no_images_are_skipped_counted_and_named(data: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (data / "server" / "cat" / "notes.txt").write_text("not an image")
+    whole = (data / "server" / "dog" / "0.png").read_bytes()
+    (data / "clients" / "ward-1" / "cut.png").write_bytes(whole[: len(whole) // 2])
+    (data / "clients" / "ward-1" / "empty.png").touch()
+    (data / "server" / "stray.png").write_bytes(whole)
+    (data / "clients" / "ward-1" / ".DS_Store").write_text("hidden")
+    paint(data / "clients" / "ward-1" / ".thumbs" / "t.png")
+    with caplog.at_level(logging.WARNING, "fedseal"):
+        pool = read(data)
+    names = {Path(name).name for name in pool.skipped}
+    assert names == {"notes.txt", "cut.png", "empty.png", "stray.png"} and len(pool.skipped) == 4
+    assert all(name in caplog.text for name in names) and "DS_Store" not in caplog.text
+    assert len(pool.labels) == 14 and len(pool.parts["clients/ward-1"]) == 2
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "fedseal"):
+        assert read(data).skipped == pool.skipped
+    assert "4 files" in caplog.text
+
+
+def png_of(width: int, height: int) -> bytes:
+    """A tiny file that claims to be huge."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b""))
+        + chunk(b"IEND", b"")
+    )
+
+
+def test_image_bomb_is_skipped(data: Path) -> None:
+    (data / "clients" / "ward-2" / "bomb.png").write_bytes(png_of(60_000, 60_000))
+    assert [Path(name).name for name in read(data).skipped] == ["bomb.png"]
+
+
+def test_postscript_is_never_run(data: Path) -> None:
+    (data / "clients" / "ward-2" / "evil.eps").write_text(
+        "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EOF\n"
+    )
+    assert [Path(name).name for name in read(data).skipped] == ["evil.eps"]
+
+
+def empty(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+
+
+def drop(folder: Path) -> None:
+    for where, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            Path(where, name).unlink()
+        Path(where).rmdir()
+
+
+@pytest.mark.parametrize(
+    ("harm", "message", "culprit"),
+    [
+        (lambda d: drop(d / "server"), "has no server/", ""),
+        (lambda d: drop(d / "clients"), "has no clients/", ""),
+        (lambda d: empty(d / "server" / "dog"), "class 'dog' has no usable image", "server/dog"),
+        (lambda d: drop(d / "server" / "dog"), "at least two folders", "server"),
+        (lambda d: [drop(d / "clients" / w) for w in ("ward-1", "ward-2")], "has no client", "clients"),
+        (lambda d: empty(d / "clients" / "ward-2"), "client 'ward-2' has no usable image", "clients/ward-2"),
+        (lambda d: paint(d / "test" / "cow" / "c.png"), "is no class", "test/cow"),
+        (lambda d: paint(d / "validation" / "cow" / "c.png"), "is no class", "validation/cow"),
+    ],
+)
+def test_refused_folders_are_named(data: Path, home: Path, harm, message: str, culprit: str) -> None:  # type: ignore[no-untyped-def]
+    harm(data)
+    with pytest.raises(UserError, match=message) as caught:
+        read(data)
+    assert str(data / culprit) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not home.exists() or list(home.iterdir()) == []
+
+
+def test_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no folder"):
+        read(tmp_path / "nowhere")
+
+
+def test_client_with_broken_files_only(data: Path) -> None:
+    empty(data / "clients" / "ward-2")
+    (data / "clients" / "ward-2" / "a.png").write_text("no")
+    with pytest.raises(UserError, match="client 'ward-2' has no usable image"):
+        read(data)
+
+
+def test_image_of_the_right_size_is_untouched(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "i.png")
+    assert np.array_equal(folders.read_image(tmp_path / "i.png", 8, 3), pixels.transpose(2, 0, 1))
+
+
+def test_wide_image_is_cropped_in_the_middle(tmp_path: Path) -> None:
+    pixels = np.zeros((10, 30, 3), dtype=np.uint8)
+    pixels[:, 10:20] = 255
+    Image.fromarray(pixels).save(tmp_path / "i.png")
+    assert folders.read_image(tmp_path / "i.png", 10, 3).min() == 255
+
+
+def test_shrinking_averages(tmp_path: Path) -> None:
+    """A fine chequerboard becomes grey; without antialiasing it would stay black or white."""
+    board = (np.indices((64, 64)).sum(axis=0) % 2 * 255).astype(np.uint8)
+    Image.fromarray(board).save(tmp_path / "i.png")
+    small = folders.read_image(tmp_path / "i.png", 8, 1)
+    assert small.min() > 110 and small.max() < 145
+
+
+def test_turned_photo_is_turned_back(tmp_path: Path) -> None:
+    pixels = np.zeros((8, 8, 3), dtype=np.uint8)
+    pixels[:4] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    Image.fromarray(pixels).save(tmp_path / "i.png", exif=exif)
+    turned = folders.read_image(tmp_path / "i.png", 8, 3)
+    assert turned[:, :4].max() == 0 and turned[:, 4:].min() == 255
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_colour_mode(tmp_path: Path, mode: str, channels: int) -> None:
+    path = tmp_path / ("i.tiff" if mode == "CMYK" else "i.png")
+    Image.new("RGBA", (8, 8), (255, 255, 255, 255)).convert("RGB").convert(mode).save(path)
+    pixels = folders.read_image(path, 6, channels)
+    assert pixels.shape == (channels, 6, 6) and pixels.dtype == np.uint8 and pixels.min() > 250
+
+
+def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:
+    Image.fromarray(np.full((8, 8), 0x8000, dtype=np.uint16)).save(tmp_path / "i.png")
+    assert set(folders.read_image(tmp_path / "i.png", 8, 1).ravel().tolist()) == {128}
+
+
+def test_read_image_names_what_it_cannot_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("no image")
+    with pytest.raises(UserError, match=r"a\.txt is not an image"):
+        folders.read_image(tmp_path / "a.txt", 8, 3)
+    with pytest.raises(UserError, match="there is no image"):
+        folders.read_image(tmp_path / "none.png", 8, 3)
+    with pytest.raises(UserError, match="is not an image"):
+        folders.read_image(tmp_path, 8, 3)
+
+
+def test_a_single_side(data: Path) -> None:
+    server = folders.read_labelled(data / "server", size=8, channels=3)
+    assert server.classes == ("cat", "dog") and server.labels.tolist() == [0] * 4 + [1] * 4
+    test = folders.read_labelled(data / "validation", server.classes, size=8, channels=3)
+    assert test.labels.tolist() == [1]
+    client = folders.read_unlabelled(data / "clients" / "ward-1", size=8, channels=3)
+    assert client.pixels.shape == (2, 3, 8, 8) and client.labels.tolist() == [-1, -1]
+    with pytest.raises(UserError, match="there is no folder"):
+        folders.read_unlabelled(data / "clients" / "nobody", size=8, channels=3)
+
+
+def test_order_is_that_of_the_names_and_threads_do_not_change_it(tmp_path: Path) -> None:
+    for i in np.random.default_rng(0).permutation(300):
+        paint(tmp_path / "c" / f"{i % 7}" / f"{i:03d}.png", int(i % 256), (4, 4), "L")
+    one = folders.read_unlabelled(tmp_path / "c", size=4, channels=1, workers=1, progress=False)
+    many = folders.read_unlabelled(tmp_path / "c", size=4, channels=1, workers=4, progress=False)
+    expected = [i % 256 for i in sorted(range(300), key=lambda i: f"{i % 7}/{i:03d}")]
+    assert one.pixels[:, 0, 0, 0].tolist() == expected
+    assert np.array_equal(one.pixels, many.pixels)
+
+
+def test_cache_says_where_it_is_from(data: Path, home: Path) -> None:
+    read(data)
+    (key,) = (path.name for path in home.iterdir())
+    assert cache.origin(key) == f"the folder {data}"
