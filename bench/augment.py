@@ -1,12 +1,12 @@
 """How much faster `rand_augment` is than kornia's RandAugment, both with n = 2, m = 10 and one thread.
 
-Kornia draws one pair of operations per batch, where the paper, and `rand_augment`, draw a pair for each image.
-So there are two comparisons: with kornia on whole batches, an easier task, and with kornia on batches of one
-image, the same task.  Since kornia's time depends on the pair, one measurement is the time of many batches.
-Kornia gets its images as floats in [0, 1], made outside the measured time.
+Kornia draws one pair of operations per batch, where the paper, and `rand_augment`, draw a pair for each
+image.  So there are two comparisons: with kornia on whole batches, an easier task, and with kornia on batches
+of one image, the same task.  Since kornia's time depends on the pair, one measurement is the time of many
+batches.  Kornia gets its images as floats in [0, 1], made outside the measured time.
 
-Kornia's colour operation takes 3 channels only.  So grey images are compared with kornia on the image repeated
-to 3 channels, which is what its user has to do, and with kornia on 1 channel without that operation.
+Kornia's colour operation takes 3 channels only.  So grey images are compared with kornia on the image
+repeated to 3 channels, which is what its user has to do, and with kornia on 1 channel without that operation.
 """
 
 import statistics
@@ -63,7 +63,7 @@ def _compare(
 ) -> tuple[str, float, str]:
     generator = torch.Generator().manual_seed(0)
     floats = kornias.float().div(255).contiguous()
-    kornia_batches = list(floats[:SINGLES].split(1)) if single else [floats] * BATCHES
+    kornia_batches = [image.unsqueeze(0) for image in floats[:SINGLES]] if single else [floats] * BATCHES
     our_speeds, kornia_speeds = [], []
     for _ in range(REPEATS):  # taking turns, so that a busy machine slows down both
         our_speeds.append(

@@ -44,9 +44,10 @@ class Result:
     summary: dict[str, Any]
 
     @property
-    def test_accuracy(self) -> float:
-        """Mean over the last ten rounds, on the paper's test set."""
-        return float(self.summary["test_accuracy"]["mean_last_10"])
+    def accuracy(self) -> float:
+        """Mean over the last ten rounds on the test set, or on validation where there is no test set."""
+        measured = self.summary.get("test_accuracy") or self.summary["validation_accuracy"]
+        return float(measured["mean_last_10"])
 
 
 def train(
@@ -70,10 +71,11 @@ def train(
     else:
         config, name = load_config(source, changes), Path(source).stem
     folder = Path(out) if out else Path("runs") / f"{name}-seed{config.seed}"
-    return _train(config, folder, resume, Console(quiet=quiet))
+    return run(config, folder, resume=resume, console=Console(quiet=quiet))
 
 
-def _train(config: Config, folder: Path, resume: bool, console: Console) -> Result:
+def run(config: Config, folder: Path, *, resume: bool, console: Console) -> Result:
+    """Trains as configured into a folder; a run that has ended already is not run again."""
     config = claim(folder, config, resume)
     if (finished := _finished(folder, config)) is not None:
         return finished

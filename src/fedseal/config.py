@@ -69,8 +69,9 @@ class Config(Settings):
 
     def to_dict(self) -> dict[str, Any]:
         """What `parse` takes, with every key present."""
-        raw = self.model_dump(mode="json", exclude_none=True)
-        return {k: v for k, v in raw.items() if k != "options"} | raw["options"]
+        raw: dict[str, Any] = self.model_dump(mode="json", exclude_none=True)
+        options: dict[str, Any] = raw.pop("options")
+        return raw | options
 
     def to_toml(self) -> str:
         """A file that runs again as it is."""
@@ -135,6 +136,8 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
             assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
             model = annotation
         return f"unknown key '{key}'{_did_you_mean(path[-1], model.model_fields)}."
+    if first["type"] == "value_error":
+        return f"in '{key}', {first['ctx']['error']}."
     message = first["msg"][0].lower() + first["msg"][1:]
     return f"'{key}' is {first['input']!r}, but {message.replace('input', 'it', 1)}."
 

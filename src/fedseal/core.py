@@ -109,11 +109,11 @@ class Images:
 Diagnose = Callable[[str, Tensor, Tensor], None]
 
 
-def _ignore(name: str, rows: Tensor, labels: Tensor) -> None:
+def no_diagnosis(name: str, rows: Tensor, labels: Tensor) -> None:
     """Where nobody knows the truth."""
 
 
-def _ignore_progress(what: str, done: int, total: int) -> None:
+def no_progress(what: str, done: int, total: int) -> None:
     """Where nobody watches."""
 
 
@@ -132,8 +132,8 @@ class Site:
     validation: Images | None = None
     # Called with the labels that a method gave to some of the site's own images. A simulation that knows
     # the truth counts how many are right; nothing of it reaches the method or travels.
-    diagnose: Diagnose = _ignore
-    progress: Callable[[str, int, int], None] = _ignore_progress  # what, done, of how many
+    diagnose: Diagnose = no_diagnosis
+    progress: Callable[[str, int, int], None] = no_progress  # what, done, of how many
 
     def rng(self, t: int, purpose: str = "") -> torch.Generator:
         """Randomness that depends on the seed, the site, the round and the purpose alone."""
@@ -187,7 +187,9 @@ class Reply:
 class Engine(Protocol):
     """Carries packets: steps 2 and 4."""
 
-    clients: Sequence[int]
+    @property
+    def clients(self) -> Sequence[int]:
+        """The numbers of all clients there are."""
 
     def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:
         """Sends every request and yields the replies as they come."""

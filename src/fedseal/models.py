@@ -177,4 +177,7 @@ def build(
                 body = ResNet18(channels, classes, settings.norm, settings.width, settings.stem)
         network = Network(body, mean, std)
     # Channels-last weights train LeNet 1.75 × as fast on a CPU.
-    return network.to(memory_format=torch.channels_last)
+    for parameter in network.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    return network

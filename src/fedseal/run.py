@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,8 +105,8 @@ def rounds(
         state, requests = method.server_round(round, state, server)
         if not weights.finite(state.tensors["model"]):
             raise UserError(
-                f"Round {t}: the server's model has weights that are not numbers any more; the learning rate is"
-                f" most likely too high: lower server.lr ({config.server.lr}) or client.lr ({config.client.lr})."
+                f"Round {t}: the server's model has NaN or infinite weights; most likely the learning"
+                f" rate is too high: lower server.lr ({config.server.lr}) or client.lr ({config.client.lr})."
             )
         clock.lap("server")
 
@@ -186,9 +186,8 @@ class Examination:
         return result | {f"{prefix}validation_accuracy": accuracy(checked, server.validation.labels)}
 
 
-def traffic(replies: "Iterator[Reply] | Any") -> dict[str, int]:
+def traffic(replies: Collection[Reply]) -> dict[str, int]:
     """Bytes that went to the clients and came back."""
-    replies = list(replies)
     return {"bytes_down": sum(r.down for r in replies), "bytes_up": sum(r.up for r in replies)}
 
 
@@ -202,7 +201,7 @@ def summed(packets: Mapping[int, Packet]) -> dict[str, int]:
     return dict(total)
 
 
-def correct_rates(replies: "Iterator[Reply] | Any") -> dict[str, float]:
+def correct_rates(replies: Collection[Reply]) -> dict[str, float]:
     """Shares of right labels, where a simulation knows the truth."""
     total: Counter[str] = Counter()
     for reply in replies:

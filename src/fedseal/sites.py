@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedseal.config import Config
-from fedseal.core import Diagnose, Images, Site, derive_seed
+from fedseal.core import Diagnose, Images, Learning, Site, derive_seed, no_diagnosis
 from fedseal.data.pool import Federation, Ints
 from fedseal.errors import UserError
 from fedseal.models import Network, build
@@ -71,14 +71,13 @@ class Sites:
         name: str,
         model: Network,
         images: Images,
-        learning: object,
+        learning: Learning,
         validation: Images | None = None,
-        diagnose: Diagnose | None = None,
+        diagnose: Diagnose = no_diagnosis,
     ) -> Site:
         augment = self.config.augment
         if augment.flip is None:
             augment = augment.model_copy(update={"flip": self.federation.pool.flips})
-        extra = {"diagnose": diagnose} if diagnose else {}
         return Site(
             name=name,
             model=model,
@@ -89,7 +88,7 @@ class Sites:
             device=self.device,
             classes=len(self.federation.pool.classes),
             validation=validation,
-            **extra,
+            diagnose=diagnose,
         )
 
     def images(self, rows: Ints, *, labels: bool = False) -> Images:
@@ -107,7 +106,7 @@ class Truth:
         self.counts: Counter[str] = Counter()
 
     def diagnose(self, name: str, rows: Tensor, given: Tensor) -> None:
-        """ "negative" labels are right where the image is *not* of that class; unknown truth is not counted."""
+        """Negative labels are right where the image is *not* of that class; unknown truth does not count."""
         truth = self.labels[rows]
         known = truth >= 0
         right = (truth != given) if name == "negative" else (truth == given)

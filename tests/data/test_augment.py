@@ -19,7 +19,7 @@ from torch import Tensor
 from fedseal.data.augment import OPERATIONS, magnitudes, rand_augment, weak
 
 SIZES = [(28, 28), (32, 32), (24, 32)]  # [height, width]; the last shows any mix-up of x and y
-STRENGTHS = [0, 1, 3, 7, 10, 15, 22, 29, 30]
+STRENGTHS = [0, 1, 5, 10, 17, 30]
 
 
 def seeded(seed: int) -> torch.Generator:

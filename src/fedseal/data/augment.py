@@ -106,8 +106,8 @@ def magnitudes(m: int, height: int, width: int) -> dict[str, tuple[float, ...]]:
     strength = m / HIGHEST_MAGNITUDE
     degrees = 30.0 * strength
     shear = 0.3 * strength
-    right = float(int(150 / 331 * width * strength))
-    down = float(int(150 / 331 * height * strength))
+    columns = float(int(150 / 331 * width * strength))
+    rows = float(int(150 / 331 * height * strength))
     enhancement = (1 + 0.9 * strength, 1 - 0.9 * strength)
     return {
         "identity": (0.0,),
@@ -122,8 +122,8 @@ def magnitudes(m: int, height: int, width: int) -> dict[str, tuple[float, ...]]:
         "sharpness": enhancement,
         "shear_x": (shear, -shear),
         "shear_y": (shear, -shear),
-        "translate_x": (right, -right),
-        "translate_y": (down, -down),
+        "translate_x": (columns, -columns),
+        "translate_y": (rows, -rows),
     }
 
 
@@ -194,7 +194,7 @@ def _sharpness(images: Tensor, factor: float) -> Tensor:
 
 
 def _grey(images: Tensor) -> Tensor:
-    """Luma by Pillow's conversion from RGB to L, whose integers (below 2^24) single precision holds exactly."""
+    """Luma as Pillow makes L of RGB: in integers, all below 2^24 and so exact in single precision."""
     if images.shape[1] == 1:
         return images.float()
     red, green, blue = images.float().split_with_sizes([1, 1, 1], dim=1)
@@ -267,8 +267,8 @@ def _affine_map(matrix: AffineMatrix, height: int, width: int) -> tuple[Tensor, 
     return source.flatten(), inside.to(torch.uint8).flatten()
 
 
-# Each takes uint8 images and a magnitude in its own unit: degrees counter-clockwise, slope, pixels, bits that
-# are kept, lowest grey value that is inverted, or factor of enhancement (1 changes nothing).
+# Each takes uint8 images and a magnitude in its own unit: degrees counter-clockwise, slope, whole pixels
+# to the left or up, bits kept, lowest grey value inverted, or factor of enhancement, 1 for none.
 OPERATIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "identity": _identity,
     "auto_contrast": _auto_contrast,

