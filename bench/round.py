@@ -1,0 +1,209 @@
+"""What a FedSEAL round costs beyond its arithmetic: preset `fmnist-lenet` against the barest PyTorch loop.
+
+The bare loop makes the gradient steps and inferences of the round just measured, in the same batch sizes, on
+batches that are normalised floats from the start; with the same LeNet and the same processes and threads:
+clients one after another in workers of one thread, the server's part and evaluation in the parent.  It has no
+augmentation, no labels to choose, nothing to send or to save, and plain cross-entropy for a loss.
+
+The measured round is the real thing: `fedseal.run.rounds` on the local engine, with evaluation, events,
+TensorBoard and a checkpoint.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from itertools import cycle
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedseal.api import deal
+from fedseal.config import Config, load_config
+from fedseal.core import Packet, Reply
+from fedseal.data.pool import Ints
+from fedseal.engines.local import LocalEngine, default_workers
+from fedseal.learn import INFERENCE_BATCH
+from fedseal.observers import Checkpoints, EventLog, Observer, TensorBoard
+from fedseal.run import Event, RoundDone, rounds
+from fedseal.sites import Sites
+
+REPEATS = 7
+BOOTSTRAP = 100  # epochs: enough for D⁺ and D⁻ of realistic sizes
+MOST = 64  # images in the largest mini-batch
+
+Laps = dict[str, float]
+
+
+def run(repeats: int = REPEATS, bootstrap: int = BOOTSTRAP) -> list[tuple[str, float, str]]:
+    """Row of name, measured ratio of seconds per round, and target."""
+    changes = {"rounds": 1 + repeats, "fedseal.bootstrap_epochs": bootstrap}
+    config = load_config("fmnist-lenet", changes)
+    sites = Sites(config, deal(config.data, config.seed))
+    ours, bares = list[Laps](), list[Laps]()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        engine = Counting(sites)
+        stack.callback(engine.close)
+        observers = watchers(Path(folder), engine, config)
+        for observer in observers:
+            stack.callback(observer.close)
+        events = rounds(config.chosen(), sites.server(), engine, sites)
+        bare = stack.enter_context(BareRound(sites))
+        for t in range(1 + repeats):  # taking turns, so that a busy machine slows down both
+            laps = our_round(events, observers)
+            bare_laps = bare(engine.counts)
+            if t > 0:  # the first also bootstraps and starts the workers
+                ours.append(laps)
+                bares.append(bare_laps)
+    for name, those in (("FedSEAL", ours), ("bare loop", bares)):
+        middle = {lap: statistics.median(laps.get(lap, 0.0) for laps in those) for lap in ours[0]}
+        print(f"{name}: " + ", ".join(f"{lap} {seconds:.3f} s" for lap, seconds in middle.items()))
+    plus, minus = (sum(n) for n in zip(*engine.counts.values(), strict=True))
+    print(f"D⁺ {plus:,}, D⁻ {minus:,} in the last round")
+    seconds, least = (statistics.median(laps["round"] for laps in those) for those in (ours, bares))
+    return [("FedSEAL round / bare PyTorch loop, seconds", seconds / least, "<= 1.3")]
+
+
+def watchers(folder: Path, engine: LocalEngine, config: Config) -> list[Observer]:
+    """Those that `fedseal.train` has in a quiet run."""
+    return [
+        EventLog(folder / "events.jsonl", 0),
+        TensorBoard(folder / "tensorboard", 0),
+        Checkpoints(folder / "state.safetensors", engine, "", 1, config.rounds, time.perf_counter),
+    ]
+
+
+def our_round(events: Iterator[Event], observers: list[Observer]) -> Laps:
+    """Goes on to the end of a round; seconds by step, and of the whole round."""
+    start = time.perf_counter()
+    for event in events:
+        for observer in observers:
+            observer(event)
+        if isinstance(event, RoundDone):
+            break
+    total = time.perf_counter() - start
+    laps: Laps = event.metrics["seconds"]
+    return laps | {"observers": total - sum(laps.values()), "round": total}
+
+
+class Counting(LocalEngine):
+    """The local engine, which keeps |D⁺| and |D⁻| of each client for the bare loop."""
+
+    def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:
+        self.counts: dict[int, tuple[int, int]] = {}
+        for reply in super().exchange(requests):
+            scalars = reply.packet.scalars
+            self.counts[reply.client] = int(scalars["positive"]), int(scalars["negative"])
+            yield reply
+
+
+class Bare:
+    """A LeNet, ready-made batches, and nothing else."""
+
+    def __init__(self, sites: Sites, rows: Ints) -> None:
+        network, images = sites.network(), sites.images(rows, labels=True)
+        assert images.labels is not None
+        self.model, self.settings = network.body, sites.config.client
+        self.images = (images.pixels - network.mean) / network.std
+        self.batches = list(zip(self.images.split(MOST), images.labels.split(MOST), strict=True))
+        if len(rows) % MOST:
+            self.batches.pop()
+
+    def steps(self, sizes: list[int]) -> None:
+        """Gradient steps on batches of these sizes."""
+        self.model.train()
+        settings = self.settings
+        optimizer = torch.optim.SGD(
+            self.model.parameters(), lr=settings.lr, momentum=settings.momentum, fused=True
+        )
+        for size, (images, labels) in zip(sizes, cycle(self.batches), strict=False):
+            optimizer.zero_grad()
+            cross_entropy(self.model(images[:size]), labels[:size]).backward()
+            optimizer.step()
+
+    @torch.inference_mode()
+    def infer(self, n: int) -> None:
+        """Logits of n images."""
+        self.model.eval()
+        for images in self.images[:n].split(INFERENCE_BATCH):
+            self.model(images)
+
+
+class BareRound:
+    """All steps and inferences of a round, in this process and its workers."""
+
+    def __init__(self, sites: Sites) -> None:
+        federation, self.config = sites.federation, sites.config
+        self.tests = np.unique(np.concatenate(list(federation.tests.values())))
+        self.validation, self.images = len(federation.validation), [len(rows) for rows in federation.clients]
+        self.server_steps = self.config.server.epochs * chunks(
+            len(federation.labelled), self.config.server.batch
+        )
+        self.parent = Bare(sites, self.tests)
+        workers = sites.config.engine.workers or default_workers(sites.device)
+        self.workers = get_context("spawn").Pool(workers, _start, (sites,))
+
+    def __enter__(self) -> "BareRound":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.workers.terminate()
+        self.workers.join()
+
+    def __call__(self, counts: Mapping[int, tuple[int, int]]) -> Laps:
+        """`counts` are |D⁺| and |D⁻| of each client."""
+        start = time.perf_counter()
+        self.parent.steps(self.server_steps)
+        self.parent.infer(self.validation)
+        server = time.perf_counter()
+        tasks = [(self.images[k], self.client_steps(*counts[k])) for k in sorted(counts)]
+        for _ in self.workers.imap_unordered(_client, tasks):
+            pass
+        clients = time.perf_counter()
+        for _ in ("model", "average"):
+            self.parent.infer(len(self.tests))
+            self.parent.infer(self.validation)
+        end = time.perf_counter()
+        return {
+            "server": server - start,
+            "clients": clients - server,
+            "evaluation": end - clients,
+            "round": end - start,
+        }
+
+    def client_steps(self, plus: int, minus: int) -> list[int]:
+        """Sizes of a client's mini-batches, as `FedSEAL.client_batches` makes them."""
+        learning, method = self.config.client, self.config.chosen().model_dump()
+        if method["batches"] == "joint":
+            return learning.epochs * chunks(plus + minus, learning.batch)
+        sets = (plus > 0) + (minus > 0)
+        return learning.epochs * [sets * size for size in chunks(max(plus, minus), learning.batch)]
+
+
+def chunks(n: int, size: int) -> list[int]:
+    """Lengths of the batches of n images."""
+    return [min(size, n - start) for start in range(0, n, size)]
+
+
+_worker: Bare
+
+
+def _start(sites: Sites) -> None:
+    global _worker
+    torch.set_num_threads(1)
+    _worker = Bare(sites, sites.federation.clients[0])
+
+
+def _client(task: tuple[int, list[int]]) -> None:
+    images, sizes = task
+    _worker.infer(images)
+    _worker.steps(sizes)
+
+
+if __name__ == "__main__":
+    for name, ratio, target in run():
+        print(f"{name}: {ratio:.2f} ({target})")

@@ -1,0 +1,5 @@
+"""`python -m fedseal`."""
+
+from fedseal.cli import main
+
+main()

@@ -1,0 +1,159 @@
+"""Shared by all tests: one thread, a run of about a second, the command line, pictures of shapes."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there; processes that tests start obey, too
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+from safetensors.torch import load_file
+
+from fedseal import api, cli
+
+TINY: dict[str, Any] = {
+    "rounds": 2,
+    "cohort": 0,
+    "data.clients": 3,
+    "data.images_per_client": 40,
+    "data.labels": 50,
+    "data.validation": 20,
+    "data.test_per_client": 0,
+    "data.held_out_test": 60,
+    "fedseal.bootstrap_epochs": 1,
+    "server.epochs": 1,
+    "client.epochs": 1,
+    "engine.workers": 1,
+}
+
+
+@pytest.fixture
+def tiny() -> dict[str, Any]:
+    """What makes `demo` a run of a second on real Fashion-MNIST."""
+    return dict(TINY)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run that has learnt enough for some pseudo-labels; not to be changed."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    learns = {"server.batch": 10, "server.lr": 0.02, "fedseal.bootstrap_epochs": 8}
+    api.train("demo", out=folder, set={**TINY, **learns})
+    return folder
+
+
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path) -> Path:
+    """A finished run that may be changed."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    def refuses(self, *parts: str) -> None:
+        """One sentence on stderr with these parts, exit code 2."""
+        assert self.code == 2
+        assert self.err.startswith("error: ") and self.err.count("\n") == 1, self.err
+        for part in parts:
+            assert part in self.err
+
+
+Command = Callable[..., Answer]
+
+
+@pytest.fixture
+def fedseal(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """The command line in this process: words as in a shell, and keys to set as a dictionary."""
+    log, handler = logging.getLogger("fedseal"), cli.Log()
+    log.addHandler(handler)
+
+    def command(*words: object, set: Mapping[str, Any] | None = None) -> Answer:
+        capsys.readouterr()
+        line = [*map(str, words), *settings(set or {})]
+        code = cli.run_safely(lambda: cli.app(line, prog_name="fedseal"))
+        return Answer(code, *capsys.readouterr())
+
+    yield command
+    log.removeHandler(handler)
+
+
+def settings(keys: Mapping[str, Any]) -> list[str]:
+    """`--set` for each key."""
+    return [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """Every file below a folder with its bytes and time of change, to see that nothing was touched."""
+    return {
+        str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    """True if two runs' models agree to the bit."""
+    a, b = (load_file(run / "model.safetensors") for run in (one, other))
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+SHAPES = ("circle", "square", "triangle")
+
+
+def draw(path: Path, shape: str, rng: np.random.Generator) -> None:
+    """A coloured shape on a dark ground."""
+    image = Image.new("RGB", (20, 20), tuple(rng.integers(0, 60, 3).tolist()))
+    pen, colour = ImageDraw.Draw(image), tuple(rng.integers(120, 256, 3).tolist())
+    left, top, side = *rng.integers(0, 6, 2).tolist(), int(rng.integers(10, 14))
+    box = (left, top, left + side, top + side)
+    if shape == "circle":
+        pen.ellipse(box, fill=colour)
+    elif shape == "square":
+        pen.rectangle(box, fill=colour)
+    else:
+        pen.polygon([(left, top + side), (left + side, top + side), (left + side / 2, top)], fill=colour)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path)
+
+
+@pytest.fixture
+def shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Own images in folders: three classes, two clients, a test folder; and a cache of their own."""
+    monkeypatch.setenv("FEDSEAL_DATA", str(tmp_path / "cache"))
+    root, rng = tmp_path / "shapes", np.random.default_rng(0)
+    for shape in SHAPES:
+        for part, number in (("server", 8), ("test", 5)):
+            for i in range(number):
+                draw(root / part / shape / f"{i}.png", shape, rng)
+        for client in ("north", "south"):
+            for i in range(6):
+                draw(root / "clients" / client / f"{shape}-{i}.png", shape, rng)
+    return root
+
+
+@pytest.fixture
+def own(shapes: Path) -> dict[str, Any]:
+    """What makes `folders` a run of a second on those images."""
+    return {
+        "rounds": 2,
+        "data.path": shapes,
+        "data.size": 16,
+        "fedseal.bootstrap_epochs": 2,
+        "server.epochs": 1,
+        "client.epochs": 1,
+        "engine.workers": 1,
+    }

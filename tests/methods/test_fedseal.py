@@ -1,0 +1,762 @@
+"""FedSEAL on a federation small enough to check by hand: who is sent what, who remembers and learns what.
+
+Where a test needs certain D⁺ and D⁻, it hands the client a memory of the very round of the request: the
+client then takes its p̄ as it is (Eq. 8 is done once a round), and everything after Eq. 8 can be foreseen.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.testing import assert_close
+
+from fedseal import paper, weights
+from fedseal.config import parse
+from fedseal.core import Packet, Round, Site
+from fedseal.data.pool import Federation, Pool
+from fedseal.learn import predict, train_supervised
+from fedseal.methods.fedseal import FedSEAL, repeated_batches
+from fedseal.methods.server_sl import ServerSL
+from fedseal.sites import Sites, Truth
+from fedseal.weights import Tensors
+
+CLASSES = ("a", "b", "c", "d")
+PER_CLIENT = 15
+STILL = {"flip": False, "shift": 0, "n": 0}  # an augmentation that changes nothing
+
+
+def make_sites(
+    fedseal: dict[str, object] | None = None,
+    server: dict[str, object] | None = None,
+    client: dict[str, object] | None = None,
+    augment: dict[str, object] | None = None,
+) -> Sites:
+    """12 labelled images, 8 for validation, and clients with 15, 15, 15 and no images, all of noise."""
+    random = np.random.default_rng(0)
+    total = 20 + 3 * PER_CLIENT
+    pixels = random.integers(0, 256, (total, 1, 12, 12)).astype(np.uint8)
+    labels = np.arange(total, dtype=np.int64) % len(CLASSES)
+    pool = Pool("test", pixels, labels, CLASSES, {"train": range(total)}, flips=True)
+    rows = np.arange(total, dtype=np.int64)
+    clients = (*np.split(rows[20:], 3), rows[:0])
+    federation = Federation(pool, rows[:12], rows[12:20], clients, ("p", "q", "r", "empty"), {})
+    raw = {
+        "method": "fedseal",
+        "seed": 3,
+        "engine": {"device": "cpu"},
+        "server": {"lr": 0.05, "epochs": 2, "batch": 4, **(server or {})},
+        "client": {"lr": 0.05, "epochs": 2, "batch": 4, **(client or {})},
+        "augment": augment or {},
+        "fedseal": {"bootstrap_epochs": 0, **(fedseal or {})},
+    }
+    return Sites(parse(raw, "test"), federation)
+
+
+def method(sites: Sites) -> FedSEAL:
+    chosen = sites.config.chosen()
+    assert isinstance(chosen, FedSEAL)
+    return chosen
+
+
+def make_client(sites: Sites, k: int = 0) -> tuple[Site, Truth]:
+    truth = Truth(sites.federation.pool.labels[sites.federation.clients[k]])
+    return sites.client(k, sites.network(), truth), truth
+
+
+def model(sites: Sites, seed: int = 0) -> Tensors:
+    """w^t of some round: the initial weights, moved, so that confidences differ from image to image."""
+    draw = torch.Generator().manual_seed(seed)
+    start = weights.save(sites.network())
+    return {
+        name: value if name in ("mean", "std") else value + 0.1 * torch.randn(value.shape, generator=draw)
+        for name, value in start.items()
+    }
+
+
+def request(w: Tensors, tau: list[float], t: int = 1, weight: float = 0.5) -> Packet:
+    return Packet(
+        {"model": w, "thresholds": {"tau": torch.tensor(tau)}}, {"t": t, "lambda": weight, "train": True}
+    )
+
+
+def listen(w: Tensors, t: int = 1) -> Packet:
+    return Packet({"model": w}, {"t": t, "lambda": 0.5, "train": False})
+
+
+def remembered(mean: Tensor, t: int = 1) -> Packet:
+    return Packet({"images": {"mean": mean, "count": torch.full((len(mean),), t)}}, {"t": t})
+
+
+def rows_of(plus: int, minus: int, neither: int) -> Tensor:
+    """p̄ of images that τ = 0.8 and θ = 0.1 put into D⁺, into D⁻ and into neither, in turns."""
+    kinds = [[0.85, 0.05, 0.05, 0.05]] * plus + [[0.5, 0.4, 0.05, 0.05]] * minus
+    kinds += [[0.3, 0.3, 0.2, 0.2]] * neither
+    order = torch.randperm(len(kinds), generator=torch.Generator().manual_seed(1))
+    return torch.tensor(kinds)[order]
+
+
+TAU = [0.8] * 4
+
+
+def equal(a: Tensors, b: Tensors) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in a | b)
+
+
+class Notes:
+    """Stands where a simulation counts right labels, and writes down what the method labelled."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[int]] = {}
+        self.given: dict[str, list[int]] = {}
+
+    def __call__(self, name: str, rows: Tensor, given: Tensor) -> None:
+        self.rows[name], self.given[name] = rows.tolist(), given.tolist()
+
+
+# ------------------------------------------------------------------ step 0: bootstrapping
+
+
+def test_bootstrapping_is_server_sl() -> None:
+    """6 epochs at 2 a round are three rounds of Server-SL, to the bit."""
+    sites = make_sites({"bootstrap_epochs": 6})
+    alone, server = ServerSL(), sites.server()
+    state = alone.start(server)
+    for t in (1, 2, 3):
+        state, _ = alone.server_round(Round(t, (), ()), state, server)
+    w0 = method(sites).start(sites.server())
+    assert equal(w0.tensors["model"], state.tensors["model"])
+    assert equal(w0.tensors["average"], state.tensors["model"])
+    assert not equal(w0.tensors["model"], weights.save(sites.network()))
+
+
+def test_bootstrapping_stops_within_a_round() -> None:
+    """5 epochs at 2 a round: two rounds of Server-SL and one epoch of the third."""
+    sites = make_sites({"bootstrap_epochs": 5})
+    server = sites.server()
+    w = weights.save(server.model)
+    for t, epochs in ((1, 2), (2, 2), (3, 1)):
+        w = train_supervised(server, w, t, epochs=epochs)
+    seen: list[tuple[str, int, int]] = []
+    watched = replace(sites.server(), progress=lambda *step: seen.append(step))
+    assert equal(method(sites).start(watched).tensors["model"], w)
+    assert seen == [("bootstrapping", done, 5) for done in (2, 4, 5)]
+
+
+def test_without_bootstrapping_the_start_is_random() -> None:
+    sites = make_sites({"bootstrap_epochs": 0})
+    state = method(sites).start(sites.server())
+    assert equal(state.tensors["model"], weights.save(sites.network()))
+
+
+# ------------------------------------------------------------------ steps 1 and 2: the server
+
+
+def server_round(
+    sites: Sites, t: int = 1, cohort: tuple[int, ...] = (0, 2)
+) -> tuple[Packet, dict[int, Packet]]:
+    state = Packet({"model": model(sites, 1), "average": model(sites, 2)})
+    return method(sites).server_round(Round(t, cohort, range(4)), state, sites.server())
+
+
+def test_the_server_trains_the_clients_average() -> None:
+    """w^t starts from w̄, not from the global model of the round before."""
+    sites = make_sites()
+    state, requests = server_round(sites, t=3)
+    expected = train_supervised(sites.server(), model(sites, 2), 3, stream="rounds")
+    assert equal(state.tensors["model"], expected)
+    assert all(equal(packet.tensors["model"], expected) for packet in requests.values())
+
+
+@pytest.mark.parametrize("threshold", ["true-count", "predicted-count"])
+def test_thresholds_are_eq_5_on_the_validation_images(threshold: paper.Denominator) -> None:
+    """Summed up here once more, image by image: 8 of them, 2 of each class."""
+    sites = make_sites({"threshold": threshold})
+    state, requests = server_round(sites)
+    server = sites.server()
+    assert server.validation is not None and server.validation.labels is not None
+    probs = predict(server, state.tensors["model"], server.validation).tolist()
+    predicted = [row.index(max(row)) for row in probs]
+    counted = Counter(server.validation.labels.tolist() if threshold == "true-count" else predicted)
+    tau = {
+        m: sum(max(row) for row, y in zip(probs, predicted, strict=True) if y == m) / counted[m]
+        for m in range(4)
+        if counted[m]
+    }
+    others = sum(tau.values()) / len(tau)
+    expected = torch.tensor([tau.get(m, others) for m in range(4)])
+    assert_close(state.tensors["thresholds"]["tau"], expected)
+    assert_close(requests[0].tensors["thresholds"]["tau"], expected)
+
+
+def test_a_fixed_threshold() -> None:
+    _, requests = server_round(make_sites({"threshold": "fixed", "tau": 0.7}))
+    assert_close(requests[0].tensors["thresholds"]["tau"], torch.full((4,), 0.7))
+
+
+def test_lambda_follows_its_schedule() -> None:
+    """Round 2 of "multiply" from 0.4 at 0.5 a round: 0.4 · 0.25 = 0.1; from round 3 on it stays 0.05."""
+    options = {"schedule": "multiply", "positive_weight": 0.4, "schedule_rate": 0.5, "schedule_until": 3}
+    for t, expected in ((2, 0.1), (3, 0.05), (9, 0.05)):
+        state, requests = server_round(make_sites(options), t=t)
+        assert state.scalars == {"t": t, "lambda": pytest.approx(expected)}
+        assert requests[0].scalars == {"t": t, "lambda": pytest.approx(expected), "train": True}
+
+
+def test_scope_all_sends_the_model_to_everyone() -> None:
+    _, requests = server_round(make_sites({"scope": "all"}), cohort=(0, 2))
+    assert {k: packet.scalars["train"] for k, packet in requests.items()} == {
+        0: True,
+        1: False,
+        2: True,
+        3: False,
+    }
+    assert list(requests[1].tensors) == ["model"]
+    assert equal(requests[1].tensors["model"], requests[0].tensors["model"])
+
+
+@pytest.mark.parametrize("options", [{"scope": "sampled"}, {"scope": "all", "ensemble": False}])
+def test_only_the_cohort_is_asked(options: dict[str, object]) -> None:
+    """Where the others have nothing to remember, or are not asked to."""
+    _, requests = server_round(make_sites(options), cohort=(0, 2))
+    assert {k: packet.scalars["train"] for k, packet in requests.items()} == {0: True, 2: True}
+
+
+def test_no_image_or_label_travels() -> None:
+    """A packet has the model, one threshold a class and the round's numbers; a reply the model and counts."""
+    sites = make_sites({"theta": 0.5})
+    _, requests = server_round(sites)
+    assert set(requests[0].tensors) == {"model", "thresholds"}
+    assert set(requests[0].tensors["thresholds"]) == {"tau"}
+    client, _ = make_client(sites)
+    reply, _ = method(sites).client_round(requests[0], Packet(), client)
+    assert set(reply.tensors) == {"model"} and set(reply.scalars) == {"t", "positive", "negative"}
+    assert weights.same_layout(reply.tensors["model"], requests[0].tensors["model"])
+
+
+# ------------------------------------------------------------------ step 3: what a client may know
+
+
+def test_a_client_has_no_labels() -> None:
+    sites = make_sites()
+    client, _ = make_client(sites, 1)
+    assert client.data.labels is None and client.validation is None
+    rows = sites.federation.clients[1]
+    assert torch.equal(client.data.pixels, torch.from_numpy(sites.federation.pool.pixels[rows]))
+    assert client.name == "client-1"
+
+
+def test_truth_counts_right_labels() -> None:
+    """Truth of images 0 to 4: 2, 0, 1, unknown, 3.
+
+    As positive labels 0 → 2, 1 → 1, 3 → 0, 4 → 3: of the three known (0, 1, 4) two are right (0 and 4).
+    As negative labels 2 → 1 and 1 → 2: image 2 is of class 1, so that one is wrong; image 1 is of class 0.
+    A second call adds to the first.
+    """
+    truth = Truth(np.array([2, 0, 1, -1, 3]))
+    truth.diagnose("positive", torch.tensor([0, 1, 3, 4]), torch.tensor([2, 1, 0, 3]))
+    truth.diagnose("negative", torch.tensor([2, 1]), torch.tensor([1, 2]))
+    assert truth.counts == {
+        "positive_known": 3,
+        "positive_right": 2,
+        "negative_known": 2,
+        "negative_right": 1,
+    }
+    truth.diagnose("negative", torch.tensor([3, 0]), torch.tensor([1, 0]))
+    assert (truth.counts["negative_known"], truth.counts["negative_right"]) == (3, 2)
+
+
+def test_a_client_round_is_judged_by_the_truth() -> None:
+    """Labels of the client's images go 0, 1, 2, 3, 0, …; p̄ says class 0 of images 0 to 4 and of no other.
+
+    Right: images 0 and 4. Negative learning: images 5, 6 and 7 (classes 1, 2, 3) are told "not class 3",
+    the only class with p̄ ≤ 0.1, which is wrong for image 7.
+    """
+    sites = make_sites()
+    mean = torch.tensor(
+        [[0.85, 0.05, 0.05, 0.05]] * 5 + [[0.4, 0.35, 0.25, 0.0]] * 3 + [[0.3, 0.3, 0.2, 0.2]] * 7
+    )
+    client, truth = make_client(sites)
+    reply, _ = method(sites).client_round(request(model(sites), TAU), remembered(mean), client)
+    assert (reply.scalars["positive"], reply.scalars["negative"]) == (5, 3)
+    assert truth.counts == {
+        "positive_known": 5,
+        "positive_right": 2,
+        "negative_known": 3,
+        "negative_right": 2,
+    }
+
+
+# ------------------------------------------------------------------ step 3: the ensemble
+
+
+def test_memory_is_the_mean_over_the_models() -> None:
+    """Eq. 7 after three rounds, whether the client trained in them or only listened."""
+    sites = make_sites()
+    client, _ = make_client(sites)
+    history, memory = [model(sites, seed) for seed in (1, 2, 3)], Packet()
+    for t, w in enumerate(history, start=1):
+        packet = listen(w, t) if t == 2 else request(w, TAU, t)
+        _, memory = method(sites).client_round(packet, memory, client)
+        assert memory.scalars == {"t": t}
+        assert memory.tensors["images"]["count"].tolist() == [t] * PER_CLIENT
+    probs = torch.stack([predict(client, w, client.data) for w in history])
+    mean = memory.tensors["images"]["mean"]
+    assert_close(mean, paper.ensemble_mean(probs), atol=1e-6, rtol=1e-5)
+    assert_close(mean.sum(dim=1), torch.ones(PER_CLIENT))
+    assert not torch.allclose(mean, probs[2], atol=1e-3)
+
+
+def test_missed_rounds_do_not_count() -> None:
+    """A client that hears of rounds 2 and 7 alone has the mean of those two models."""
+    sites = make_sites()
+    client, _ = make_client(sites)
+    _, memory = method(sites).client_round(listen(model(sites, 1), 2), Packet(), client)
+    _, memory = method(sites).client_round(listen(model(sites, 2), 7), memory, client)
+    both = [predict(client, model(sites, seed), client.data) for seed in (1, 2)]
+    assert memory.tensors["images"]["count"].tolist() == [2] * PER_CLIENT
+    assert_close(memory.tensors["images"]["mean"], (both[0] + both[1]) / 2)
+
+
+def test_a_request_delivered_twice_changes_nothing() -> None:
+    """The reply and the memory are the same to the bit, how often ever, also through bytes."""
+    sites = make_sites({"theta": 0.3})
+    client, _ = make_client(sites)
+    _, before = method(sites).client_round(listen(model(sites, 1), 1), Packet(), client)
+    again = request(model(sites, 2), [0.3] * 4, t=2)
+    first, memory = method(sites).client_round(again, before, client)
+    assert first.scalars["positive"] and first.scalars["negative"]
+    for known in (memory, Packet.from_bytes(memory.to_bytes()), before):  # the last: the reply got lost
+        reply, after = method(sites).client_round(again, known, client)
+        assert reply.to_bytes() == first.to_bytes()
+        assert after.to_bytes() == memory.to_bytes()
+    assert memory.tensors["images"]["count"].tolist() == [2] * PER_CLIENT
+
+
+def test_who_only_listens_remembers_and_returns_no_model() -> None:
+    sites = make_sites()
+    client, truth = make_client(sites)
+    w = model(sites)
+    reply, memory = method(sites).client_round(listen(w, 4), Packet(), client)
+    assert reply.tensors == {} and reply.scalars == {"t": 4}
+    assert torch.equal(memory.tensors["images"]["mean"], predict(client, w, client.data))
+    assert memory.tensors["images"]["count"].tolist() == [1] * PER_CLIENT
+    assert not truth.counts
+
+
+def test_without_ensemble_the_last_model_labels_alone() -> None:
+    """No memory is kept or read; D⁺ with τ = 0 is every image, labelled by this round's model."""
+    sites = make_sites({"ensemble": False})
+    client, _ = make_client(sites)
+    notes = Notes()
+    client = replace(client, diagnose=notes)
+    reply, memory = method(sites).client_round(request(model(sites, 1), [0.0] * 4), Packet(), client)
+    assert memory == Packet()
+    predicted = predict(client, model(sites, 1), client.data).argmax(dim=1).tolist()
+    assert len(set(predicted)) > 1
+    assert notes.rows["positive"] == list(range(PER_CLIENT)) and notes.given["positive"] == predicted
+    misleading = remembered(torch.tensor([[0.0, 0.0, 0.0, 1.0]]).expand(PER_CLIENT, -1))
+    same, _ = method(sites).client_round(request(model(sites, 1), [0.0] * 4), misleading, client)
+    assert same.to_bytes() == reply.to_bytes()
+
+
+def test_with_ensemble_the_mean_labels() -> None:
+    """The same request, but p̄ says class 3 of every image."""
+    sites = make_sites()
+    client, _ = make_client(sites)
+    notes = Notes()
+    memory = remembered(torch.tensor([[0.0, 0.1, 0.2, 0.7]]).repeat(PER_CLIENT, 1))
+    client = replace(client, diagnose=notes)
+    method(sites).client_round(request(model(sites, 1), [0.0] * 4), memory, client)
+    assert notes.given["positive"] == [3] * PER_CLIENT
+
+
+# ------------------------------------------------------------------ step 3: D⁺ and D⁻
+
+
+def test_images_go_where_eqs_10_to_12_say() -> None:
+    """6 in D⁺, 5 in D⁻, 4 in neither; y⁻ is one of the two classes with p̄ = 0.05."""
+    sites = make_sites()
+    client, _ = make_client(sites)
+    notes, mean = Notes(), rows_of(6, 5, 4)
+    client = replace(client, diagnose=notes)
+    reply, _ = method(sites).client_round(request(model(sites), TAU), remembered(mean), client)
+    assert reply.scalars == {"t": 1, "positive": 6, "negative": 5}
+    assert notes.rows["positive"] == [i for i, row in enumerate(mean.tolist()) if row[0] > 0.8]
+    assert notes.given["positive"] == [0] * 6
+    assert notes.rows["negative"] == [i for i, row in enumerate(mean.tolist()) if 0.45 < row[0] < 0.6]
+    assert set(notes.given["negative"]) == {2, 3}
+
+
+def test_complementary_labels_are_drawn_anew_each_round() -> None:
+    sites = make_sites()
+    client, _ = make_client(sites)
+    mean = rows_of(0, PER_CLIENT, 0)
+    drawn = []
+    for t in (1, 2):
+        notes = Notes()
+        at = replace(client, diagnose=notes)
+        method(sites).client_round(request(model(sites), TAU, t), remembered(mean, t), at)
+        drawn.append(notes.given["negative"])
+    assert drawn[0] != drawn[1]
+
+
+@pytest.mark.parametrize("batches", ["joint", "paired"])
+def test_with_both_sets_empty_the_model_comes_back_as_it_went(batches: str) -> None:
+    """θ = 0 lets no class in (softmax is never 0 here) and τ = 1.5 no image."""
+    sites = make_sites({"theta": 0.0, "threshold": "fixed", "tau": 1.5, "batches": batches})
+    state, requests = server_round(sites)
+    client, truth = make_client(sites)
+    reply, memory = method(sites).client_round(requests[0], Packet(), client)
+    assert equal(reply.tensors["model"], state.tensors["model"])
+    assert reply.scalars == {"t": 1, "positive": 0, "negative": 0}
+    assert memory.scalars == {"t": 1}
+    assert set(truth.counts.values()) == {0}
+
+
+def test_a_client_without_images_returns_the_model() -> None:
+    sites = make_sites()
+    client, _ = make_client(sites, 3)
+    w, memory = model(sites), Packet()
+    for t in (1, 2):
+        reply, memory = method(sites).client_round(request(w, TAU, t), memory, client)
+        assert equal(reply.tensors["model"], w)
+        assert reply.scalars == {"t": t, "positive": 0, "negative": 0}
+    assert memory.tensors["images"]["mean"].shape == (0, 4)
+
+
+def test_without_negative_learning() -> None:
+    """D⁻ is empty: the model is that of λL⁺ alone, as if no image had a class below θ."""
+    mean, replies = rows_of(6, 9, 0), []
+    for options in ({"negative": False}, {"theta": 0.0}, {}):
+        sites = make_sites(options)
+        client, truth = make_client(sites)
+        reply, _ = method(sites).client_round(request(model(sites), TAU), remembered(mean), client)
+        replies.append(reply)
+    assert [r.scalars["positive"] for r in replies] == [6, 6, 6]
+    assert [r.scalars["negative"] for r in replies] == [0, 0, 9]
+    assert replies[0].to_bytes() == replies[1].to_bytes()
+    assert not equal(replies[0].tensors["model"], replies[2].tensors["model"])
+    assert truth.counts["negative_known"] == 9
+
+
+def test_soft_labels_are_others_than_hard_ones() -> None:
+    mean, models = rows_of(9, 6, 0), []
+    for labels in ("hard", "soft", "soft"):
+        sites = make_sites({"labels": labels})
+        client, _ = make_client(sites)
+        reply, _ = method(sites).client_round(request(model(sites), TAU), remembered(mean), client)
+        models.append(reply.tensors["model"])
+    assert not equal(models[0], models[1]) and equal(models[1], models[2])
+    certain = torch.eye(4)[mean.argmax(dim=1)]  # p̄ of ones and zeros: the soft label is the hard one
+    results = []
+    for labels in ("hard", "soft"):
+        sites = make_sites({"labels": labels})
+        client, _ = make_client(sites)
+        reply, _ = method(sites).client_round(request(model(sites), TAU), remembered(certain), client)
+        results.append(reply.tensors["model"])
+    assert_close(results[0], results[1], atol=1e-6, rtol=1e-5)
+
+
+# ------------------------------------------------------------------ step 3: mini-batches
+
+
+class Inverting:
+    """Stands for the strong augmentation, so that a test sees what went through it."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def strong(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        self.calls.append(len(images))
+        return 255 - images
+
+
+Part = list[tuple[int, int]]  # number of the image in the client's data, its label
+
+
+def batches_of(
+    mode: str, plus: int, minus: int, epochs: int = 1
+) -> tuple[list[tuple[Part, Part]], list[int]]:
+    """The D⁺ and the D⁻ part of every mini-batch (of at most 4 each), recognised by their pixels.
+
+    D⁺ are the images 0, 2, 4, … with labels 100, 102, …; D⁻ 1, 3, 5, … with labels 201, 203, ….
+    """
+    sites = make_sites({"batches": mode}, client={"epochs": epochs, "batch": 4})
+    client, _ = make_client(sites)
+    augment = Inverting()
+    pixels = torch.cat([client.data.pixels, client.data.pixels.flip(3)])
+    client = replace(client, augment=augment, data=replace(client.data, pixels=pixels))  # type: ignore[arg-type]
+    positive, negative = 2 * torch.arange(plus), 2 * torch.arange(minus) + 1
+    plain = {image.numpy().tobytes(): i for i, image in enumerate(pixels)}
+    inverted = {image.numpy().tobytes(): i for i, image in enumerate(255 - pixels)}
+    assert len(plain) == len(pixels) and not plain.keys() & inverted.keys()
+
+    seen: list[tuple[Part, Part]] = []
+    arguments = (client, 1, positive, positive + 100, negative, negative + 200)
+    for images, target, y_minus in method(sites).client_batches(*arguments):
+        assert images.dtype == torch.float32 and len(images) == len(target) + len(y_minus)
+        bits = [image.byte().numpy().tobytes() for image in images]
+        first = [inverted[b] for b in bits[: len(target)]]  # a KeyError: not augmented, or not D⁺ first
+        second = [plain[b] for b in bits[len(target) :]]  # a KeyError: D⁻ was changed
+        seen.append(
+            (list(zip(first, target.tolist(), strict=True)), list(zip(second, y_minus.tolist(), strict=True)))
+        )
+    return seen, augment.calls
+
+
+def plus_images(plus: int) -> Part:
+    return [(2 * i, 2 * i + 100) for i in range(plus)]
+
+
+def minus_images(minus: int) -> Part:
+    return [(2 * i + 1, 2 * i + 201) for i in range(minus)]
+
+
+@pytest.mark.parametrize(("plus", "minus"), [(6, 5), (3, 11), (7, 0), (0, 9), (1, 0), (0, 1), (4, 4)])
+def test_joint_batches_show_every_image_once_an_epoch(plus: int, minus: int) -> None:
+    seen, augmented = batches_of("joint", plus, minus, epochs=3)
+    steps = -(-(plus + minus) // 4)
+    assert len(seen) == 3 * steps and augmented == [plus] * 3
+    for epoch in range(3):
+        batches = seen[epoch * steps : (epoch + 1) * steps]
+        sizes = [len(p) + len(m) for p, m in batches]
+        assert sizes[:-1] == [4] * (steps - 1) and sum(sizes) == plus + minus
+        assert sorted(image for p, _ in batches for image in p) == plus_images(plus)
+        assert sorted(image for _, m in batches for image in m) == minus_images(minus)
+
+
+def test_joint_batches_mix_both_sets_differently_in_every_epoch() -> None:
+    seen, _ = batches_of("joint", 8, 8, epochs=3)
+    assert any(p and m for p, m in seen)
+    assert seen[:4] != seen[4:8] != seen[8:]
+
+
+@pytest.mark.parametrize(("plus", "minus"), [(5, 12), (12, 5), (4, 4), (1, 10), (9, 8)])
+def test_paired_batches_repeat_the_smaller_set(plus: int, minus: int) -> None:
+    """5 and 12 in fours: ceil(12 / 4) = 3 steps; 12 = 2·5 + 2, so two images come 3 times, the others 2."""
+    seen, augmented = batches_of("paired", plus, minus, epochs=2)
+    longest = max(plus, minus)
+    steps = -(-longest // 4)
+    assert len(seen) == 2 * steps and augmented == [longest] * 2
+    for epoch in range(2):
+        batches = seen[epoch * steps : (epoch + 1) * steps]
+        sizes = [4] * (longest // 4) + [longest % 4] * (longest % 4 > 0)
+        assert [len(p) for p, _ in batches] == [len(m) for _, m in batches] == sizes
+        streams = ([image for p, _ in batches for image in p], [image for _, m in batches for image in m])
+        for stream, n, images in zip(
+            streams, (plus, minus), (plus_images(plus), minus_images(minus)), strict=True
+        ):
+            assert sorted(set(stream)) == images
+            assert sorted(stream[:n]) == images  # all of them before the first comes again
+            extra = longest % n
+            times = sorted(Counter(stream).values())
+            assert times == [longest // n] * (n - extra) + [longest // n + 1] * extra
+
+
+@pytest.mark.parametrize(("plus", "minus"), [(6, 0), (0, 6)])
+def test_paired_batches_of_one_set_alone(plus: int, minus: int) -> None:
+    seen, _ = batches_of("paired", plus, minus)
+    assert [(len(p), len(m)) for p, m in seen] == [
+        (4 * (plus > 0), 4 * (minus > 0)),
+        (2 * (plus > 0), 2 * (minus > 0)),
+    ]
+    assert sorted(image for p, _ in seen for image in p) == plus_images(plus)
+    assert sorted(image for _, m in seen for image in m) == minus_images(minus)
+
+
+def test_repeated_batches() -> None:
+    """7 numbers below 3 in batches of 3: an order, the same again, and its first."""
+    parts = repeated_batches(3, 7, 3, torch.Generator().manual_seed(0))
+    first, second, third = (part.tolist() for part in parts)
+    assert sorted(first) == [0, 1, 2] and second == first and third == first[:1]
+    assert [len(part) for part in repeated_batches(0, 7, 3, torch.Generator())] == [0, 0, 0]
+
+
+def test_strong_augmentation_is_new_in_every_epoch_and_for_positive_images_only() -> None:
+    """With the real augmentation: in two epochs of one batch each D⁺ differs, D⁻ is the client's pixels."""
+    sites = make_sites({"batches": "joint"}, client={"epochs": 2, "batch": 100})
+    client, _ = make_client(sites)
+    positive, negative = torch.arange(8), torch.arange(8, 15)
+    batches = method(sites).client_batches(client, 1, positive, positive, negative, negative)
+    epochs = []
+    for images, target, y_minus in islice(batches, 3):
+        pixels = client.data.pixels.float()
+        assert torch.equal(images[8:], pixels[y_minus])
+        changed = images[:8][target.argsort()]
+        assert sum(not torch.equal(a, b) for a, b in zip(changed, pixels[:8], strict=True)) >= 6
+        epochs.append(changed)
+    assert len(epochs) == 2
+    assert sum(not torch.equal(a, b) for a, b in zip(*epochs, strict=True)) >= 6
+
+
+# ------------------------------------------------------------------ step 3: the step
+
+
+def by_hand(
+    sites: Sites,
+    w: Tensors,
+    positive: list[int],
+    target: Tensor,
+    negative: list[int],
+    y_minus: list[int],
+    weight: float,
+) -> Tensors:
+    """∇(λL⁺ + L⁻) written out from Eqs. 13 to 15, on all images at once, in double precision."""
+    network, (client, _) = sites.network().double(), make_client(sites)
+    trained = sorted(name for name, _ in network.named_parameters())
+    values = {name: value.double().requires_grad_(name in trained) for name, value in w.items()}
+
+    def confidence(i: int) -> Tensor:
+        logits: Tensor = functional_call(network, values, (client.data.pixels[i : i + 1].double(),))[0]
+        return logits.exp() / logits.exp().sum()
+
+    loss = torch.zeros((), dtype=torch.float64)
+    for i, share in zip(positive, target.double(), strict=True):
+        loss = loss - weight / len(positive) * (share * confidence(i).log()).sum()
+    for i, y in zip(negative, y_minus, strict=True):
+        loss = loss - 1 / len(negative) * (1 - confidence(i)[y]).log()
+    found = torch.autograd.grad(loss, [values[name] for name in trained])
+    return dict(zip(trained, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("plus", "minus", "options"),
+    [
+        (6, 5, {"batches": "joint"}),
+        (6, 5, {"batches": "joint", "labels": "soft"}),
+        (6, 6, {"batches": "paired"}),
+        (7, 0, {"batches": "joint"}),
+        (0, 7, {"batches": "paired"}),
+    ],
+)
+def test_the_first_step_goes_down_eq_13(plus: int, minus: int, options: dict[str, object]) -> None:
+    """One epoch of one mini-batch, unaugmented, learning rate 1, in round 1: w − w' is the gradient."""
+    sites = make_sites(options, client={"lr": 1.0, "epochs": 1, "batch": 100}, augment=STILL)
+    client, _ = make_client(sites)
+    mean, w, notes = rows_of(plus, minus, PER_CLIENT - plus - minus), model(sites), Notes()
+    client = replace(client, diagnose=notes)
+    reply, _ = method(sites).client_round(request(w, TAU, weight=0.3), remembered(mean), client)
+    positive, negative = notes.rows["positive"], notes.rows["negative"]
+    assert (len(positive), len(negative)) == (plus, minus)
+    soft = options.get("labels") == "soft"
+    target = mean[positive] if soft else torch.eye(4)[notes.given["positive"]]
+    expected = by_hand(sites, w, positive, target, negative, notes.given["negative"], weight=0.3)
+    step = {name: (w[name] - reply.tensors["model"][name]).double() for name in expected}
+    assert max(float(g.abs().max()) for g in expected.values()) > 0.01
+    assert_close(step, expected, atol=2e-6, rtol=1e-3)
+
+
+def test_the_learning_rate_of_the_round() -> None:
+    """Decay 0.5: the step of round 3 has a quarter of the length of round 1's, D⁺ alone being the same."""
+    sites = make_sites(client={"lr": 0.4, "decay": 0.5, "epochs": 1, "batch": 100}, augment=STILL)
+    client, _ = make_client(sites)
+    w, steps = model(sites), []
+    for t in (1, 3):
+        memory = remembered(rows_of(10, 0, 5), t)
+        reply, _ = method(sites).client_round(request(w, TAU, t), memory, client)
+        steps.append({name: w[name] - reply.tensors["model"][name] for name in w})
+    quarter = {name: step / 4 for name, step in steps[0].items()}
+    assert max(float(step.abs().max()) for step in steps[1].values()) > 1e-3
+    assert_close(steps[1], quarter, atol=1e-6, rtol=1e-3)
+
+
+@pytest.mark.parametrize("batches", ["joint", "paired"])
+def test_a_clients_reply_depends_on_its_arguments_alone(batches: str) -> None:
+    """Not on what the worker's model held, nor on the global random numbers; but on who it is."""
+    sites = make_sites({"batches": batches})
+    w, memory = model(sites), remembered(rows_of(6, 5, 4))
+    replies = []
+    for k, disturb in ((0, False), (0, True), (1, False)):
+        client, _ = make_client(sites, k)
+        if disturb:
+            torch.manual_seed(77)
+            weights.load(client.model, model(sites, 9))
+        else:
+            torch.manual_seed(1)
+        reply, _ = method(sites).client_round(request(w, TAU), memory, client)
+        replies.append(reply.to_bytes())
+    assert replies[0] == replies[1] != replies[2]
+
+
+def test_the_request_is_left_as_it_was() -> None:
+    """Clients share one packet: training one must not change what the next one gets."""
+    sites = make_sites()
+    client, _ = make_client(sites)
+    packet = request(model(sites), TAU)
+    before = packet.to_bytes()
+    reply, _ = method(sites).client_round(packet, remembered(rows_of(6, 5, 4)), client)
+    assert packet.to_bytes() == before and not equal(reply.tensors["model"], packet.tensors["model"])
+
+
+# ------------------------------------------------------------------ step 4: the average
+
+
+def moved(by: float) -> Callable[[Tensors], Packet]:
+    return lambda w: Packet({"model": {name: value + by for name, value in w.items()}}, {"t": 1})
+
+
+def test_collect_averages_the_cohorts_replies() -> None:
+    """Client 0 moved by 1, client 2 by 3, client 1 listened and client 3's reply got lost: w + 2."""
+    sites = make_sites()
+    w = {"w": torch.tensor([1.0, -2.0])}
+    state = Packet({"model": w, "thresholds": {"tau": torch.ones(4)}}, {"t": 1, "lambda": 0.5})
+    replies = {2: moved(3.0)(w), 1: Packet(scalars={"t": 1}), 0: moved(1.0)(w)}
+    round = Round(1, cohort=(0, 2, 3), everyone=range(4))
+    after = method(sites).collect(round, state, replies, sites.server())
+    assert after.tensors["average"]["w"].tolist() == [3.0, 0.0]
+    assert after.tensors["model"]["w"].tolist() == [1.0, -2.0]
+    assert set(after.tensors) == {"model", "thresholds", "average"}
+    assert after.scalars == {"t": 1, "lambda": 0.5}
+
+
+@pytest.mark.parametrize("replies", [{}, {1: Packet(scalars={"t": 1})}])
+def test_without_a_reply_the_next_round_starts_from_the_global_model(replies: dict[int, Packet]) -> None:
+    sites = make_sites()
+    state = Packet({"model": {"w": torch.tensor([1.0, -2.0])}})
+    round = Round(1, cohort=(0, 2), everyone=range(4))
+    after = method(sites).collect(round, state, replies, sites.server())
+    assert after.tensors["average"]["w"].tolist() == [1.0, -2.0]
+
+
+# ------------------------------------------------------------------ all four steps
+
+
+def run(sites: Sites, cohorts: list[tuple[int, ...]], *, backwards: bool) -> tuple[Packet, dict[int, Packet]]:
+    server = sites.server()
+    state, memories = method(sites).start(server), dict[int, Packet]()
+    for t, cohort in enumerate(cohorts, start=1):
+        round = Round(t, cohort, range(4))
+        state, requests = method(sites).server_round(round, state, server)
+        replies = {}
+        for k in sorted(requests, reverse=backwards):
+            client, _ = make_client(sites, k)
+            replies[k], memories[k] = method(sites).client_round(
+                requests[k], memories.get(k, Packet()), client
+            )
+        state = method(sites).collect(round, state, replies, server)
+    return state, memories
+
+
+def test_rounds_do_not_depend_on_the_order_of_the_clients() -> None:
+    sites = make_sites({"bootstrap_epochs": 2, "theta": 0.3})
+    cohorts = [(0, 1), (1, 2), (0, 2, 3)]
+    state, memories = run(sites, cohorts, backwards=False)
+    other, others = run(sites, cohorts, backwards=True)
+    assert state.to_bytes() == other.to_bytes()
+    assert {k: m.to_bytes() for k, m in memories.items()} == {k: m.to_bytes() for k, m in others.items()}
+    assert [memories[k].tensors["images"]["count"].tolist() for k in range(3)] == [[3] * PER_CLIENT] * 3
+    assert not equal(state.tensors["average"], state.tensors["model"])
+
+
+def test_sampled_clients_count_their_own_rounds() -> None:
+    """Client 0 is in rounds 1 and 3, client 1 in 1 and 2, client 2 in 2 and 3: two models each."""
+    sites = make_sites({"scope": "sampled", "theta": 0.3})
+    _, memories = run(sites, [(0, 1), (1, 2), (0, 2)], backwards=False)
+    assert {k: m.scalars["t"] for k, m in memories.items()} == {0: 3, 1: 2, 2: 3}
+    assert [memories[k].tensors["images"]["count"].tolist() for k in range(3)] == [[2] * PER_CLIENT] * 3

@@ -1,0 +1,123 @@
+"""Server-SL: the server learns alone, round after round."""
+
+import numpy as np
+import torch
+
+from fedseal import weights
+from fedseal.config import parse
+from fedseal.core import Packet, Round, Site
+from fedseal.data.pool import Federation, Pool
+from fedseal.learn import accuracy, predict, train_supervised
+from fedseal.methods.server_sl import ServerSL
+from fedseal.sites import Sites, Truth
+
+CLASSES = ("dark", "grey", "light")
+
+
+def make_sites(**server: object) -> Sites:
+    """30 labelled images of which grey value tells the class, 6 for validation, two clients with 5 each."""
+    labels = np.arange(46, dtype=np.int64) % 3
+    noise = np.random.default_rng(0).integers(0, 40, (46, 1, 12, 12))
+    pixels = (noise + 100 * labels[:, None, None, None]).astype(np.uint8)
+    pool = Pool("test", pixels, labels, CLASSES, {"train": range(46)}, flips=False)
+    rows = np.arange(46, dtype=np.int64)
+    federation = Federation(pool, rows[:30], rows[30:36], (rows[36:41], rows[41:]), ("a", "b"), {})
+    raw = {"method": "server-sl", "engine": {"device": "cpu"}, "server": {"batch": 8, **server}}
+    return Sites(parse(raw, "test"), federation)
+
+
+def method(sites: Sites) -> ServerSL:
+    chosen = sites.config.chosen()
+    assert isinstance(chosen, ServerSL)
+    return chosen
+
+
+def everyone(t: int) -> Round:
+    return Round(t, cohort=(0, 1), everyone=(0, 1))
+
+
+def run(sites: Sites, server: Site, rounds: int) -> Packet:
+    learner = method(sites)
+    state = learner.start(server)
+    for t in range(1, rounds + 1):
+        state, requests = learner.server_round(everyone(t), state, server)
+        assert requests == {}
+        state = learner.collect(everyone(t), state, {}, server)
+    return state
+
+
+def equal(a: weights.Tensors, b: weights.Tensors) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in a | b)
+
+
+def test_starts_from_the_initial_weights() -> None:
+    sites = make_sites()
+    state = method(sites).start(sites.server())
+    assert list(state.tensors) == ["model"] and state.scalars == {}
+    assert equal(state.tensors["model"], weights.save(sites.network()))
+
+
+def test_a_round_is_supervised_learning_and_asks_nobody() -> None:
+    sites = make_sites(lr=0.05, decay=0.5, epochs=2)
+    learner, server = method(sites), sites.server()
+    start = learner.start(server)
+    first, requests = learner.server_round(everyone(1), start, server)
+    second, more = learner.server_round(everyone(2), first, server)
+    assert requests == {} and more == {}
+    w1 = train_supervised(server, start.tensors["model"], 1)
+    assert equal(first.tensors["model"], w1) and not equal(w1, start.tensors["model"])
+    assert equal(second.tensors["model"], train_supervised(server, w1, 2))
+
+
+def test_collect_changes_nothing() -> None:
+    sites = make_sites(lr=0.05, epochs=1)
+    server = sites.server()
+    state = run(sites, server, 1)
+    stray = Packet({"model": {name: value + 1 for name, value in state.tensors["model"].items()}})
+    after = method(sites).collect(everyone(1), state, {0: stray}, server)
+    assert list(after.tensors) == ["model"] and after.scalars == {}
+    assert equal(after.tensors["model"], state.tensors["model"])
+
+
+def test_a_client_that_is_asked_all_the_same_does_nothing() -> None:
+    sites = make_sites()
+    client = sites.client(0, sites.network(), Truth(np.zeros(5, np.int64)))
+    assert client.data.labels is None
+    memory = Packet(scalars={"t": 7})
+    reply, after = method(sites).client_round(Packet({"model": {}}, {"t": 1}), memory, client)
+    assert reply.tensors == {} and reply.scalars == {} and after == memory
+
+
+def test_learns_what_can_be_learnt() -> None:
+    """Three classes that a single grey value tells apart: from chance to every validation image right."""
+    sites = make_sites(lr=0.02, epochs=5)
+    server = sites.server()
+    assert server.validation is not None and server.validation.labels is not None
+    seen = []
+    for rounds in (0, 4):
+        probs = predict(server, run(sites, server, rounds).tensors["model"], server.validation)
+        seen.append(accuracy(probs, server.validation.labels))
+    assert seen[0] < 0.7 and seen[1] == 1.0
+
+
+def test_depends_on_configuration_and_seed_alone() -> None:
+    """Not on what the server's model held before, nor on the clients."""
+    sites = make_sites(lr=0.02, epochs=1)
+    first = run(sites, sites.server(), 2).tensors["model"]
+    server = sites.server()
+    initial = method(sites).start(server)
+    with torch.no_grad():
+        for parameter in server.model.parameters():
+            parameter.fill_(9.0)
+    state, _ = method(sites).server_round(Round(1, (), ()), initial, server)
+    state, _ = method(sites).server_round(Round(2, (), ()), state, server)
+    assert equal(state.tensors["model"], first)
+
+
+def test_without_augmentation() -> None:
+    """`server.augment = "none"` is the paper's "Server-SL w/o DA": other images, other weights."""
+    results = []
+    for augment in ("weak", "none"):
+        sites = make_sites(lr=0.02, epochs=1, augment=augment)
+        results.append(run(sites, sites.server(), 1).tensors["model"])
+    assert not equal(*results)

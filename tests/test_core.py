@@ -1,0 +1,287 @@
+"""Packets come through bytes unharmed, randomness depends on what it should, settings know their keys."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from torch import Tensor
+
+from fedseal.core import Augmentation, Images, Learning, Packet, ServerLearning, Settings, Site, derive_seed
+from fedseal.data.augment import rand_augment, weak
+from fedseal.methods import METHODS
+from fedseal.models import ModelSettings, build
+
+NAN, INF = float("nan"), float("inf")
+
+
+def bits(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
+    flat = tensor.detach().clone(memory_format=torch.contiguous_format).view(-1)
+    raw = flat.view(torch.uint8).numpy().tobytes() if len(flat) else b""
+    return tensor.dtype, tuple(tensor.shape), raw
+
+
+def through_bytes(packet: Packet) -> Packet:
+    data = packet.to_bytes()
+    assert isinstance(data, bytes)
+    return Packet.from_bytes(data)
+
+
+def assert_same(packet: Packet, expected: Packet) -> None:
+    assert list(packet.tensors) == list(expected.tensors)
+    for group, tensors in expected.tensors.items():
+        there = {name: bits(value) for name, value in packet.tensors[group].items()}
+        assert there == {name: bits(value) for name, value in tensors.items()}
+    assert dict(packet.scalars) == dict(expected.scalars)
+    assert [type(v) for v in packet.scalars.values()] == [type(v) for v in expected.scalars.values()]
+
+
+# ------------------------------------------------------------------ packets
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor([2**62 + 1, -(2**63), 2**63 - 1]),
+        torch.tensor([True, False, True]),
+        torch.arange(256, dtype=torch.uint8).view(2, 1, 8, 16),
+        torch.tensor([1.5, -2.0], dtype=torch.float16),
+        torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+        torch.tensor([1 / 3], dtype=torch.float64),
+        torch.tensor(7),
+        torch.tensor(0.1),
+        torch.zeros(0),
+        torch.zeros(0, 3, dtype=torch.int64),
+        torch.tensor([NAN, INF, -INF, -0.0, 0.0, 1e-45]),
+        torch.tensor([0x7FC00001, -1], dtype=torch.int32).view(torch.float32),  # NaNs with a payload
+    ],
+    ids=lambda tensor: f"{tensor.dtype}-{list(tensor.shape)}",
+)
+def test_tensors_keep_every_bit(tensor: Tensor) -> None:
+    assert_same(through_bytes(Packet({"g": {"x": tensor}})), Packet({"g": {"x": tensor}}))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(24.0).view(2, 3, 2, 2).to(memory_format=torch.channels_last),
+        torch.arange(6).view(2, 3).T,
+        torch.arange(10)[::3],
+        torch.arange(10)[4:7],
+        torch.ones(1).expand(4),
+        torch.ones(2, requires_grad=True),
+    ],
+    ids=["channels-last", "transposed", "strided", "slice", "expanded", "with gradient"],
+)
+def test_layout_does_not_matter(tensor: Tensor) -> None:
+    packet = Packet({"g": {"x": tensor}})
+    back = through_bytes(packet).tensors["g"]["x"]
+    assert torch.equal(back, tensor.detach()) and back.is_contiguous()
+    plain = Packet({"g": {"x": tensor.detach().clone(memory_format=torch.contiguous_format)}})
+    assert packet.to_bytes() == plain.to_bytes()
+
+
+def test_many_groups_with_odd_names() -> None:
+    packet = Packet(
+        {
+            "model": {
+                "body.fc.weight": torch.ones(2, 2),
+                "a/b/c": torch.zeros(1),
+                "Gewicht ü λ 中": torch.ones(1),
+            },
+            "empty": {},
+            "τ": {"": torch.tensor([0.5])},
+            "": {"x": torch.tensor(1)},
+        },
+        {"λ": 0.25, "名前": 'Übung "quoted" \\ \n\x00 🙂', "t": 3},
+    )
+    assert_same(through_bytes(packet), packet)
+
+
+def test_scalars_keep_value_and_type() -> None:
+    packet = Packet(
+        scalars={
+            "yes": True,
+            "no": False,
+            "one": 1,
+            "one point": 1.0,
+            "big": 2**80,
+            "third": 1 / 3,
+            "text": "1",
+        }
+    )
+    assert_same(through_bytes(packet), packet)
+    odd = through_bytes(Packet(scalars={"nan": NAN, "inf": INF, "minus": -INF, "zero": -0.0})).scalars
+    assert [str(value) for value in odd.values()] == ["nan", "inf", "-inf", "-0.0"]
+
+
+def test_an_empty_packet() -> None:
+    packet = through_bytes(Packet())
+    assert (packet.tensors, packet.scalars) == ({}, {})
+
+
+DTYPES = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool]
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(st.lists(st.integers(0, 3), max_size=4))
+    seed = draw(st.integers(0, 2**32))
+    raw = torch.randint(256, (*shape, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    if dtype in (torch.bool, torch.uint8):
+        return raw[..., 0] > 127 if dtype == torch.bool else raw[..., 0]
+    return raw[..., : torch.empty(0, dtype=dtype).element_size()].contiguous().view(dtype)[..., 0]
+
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+GROUPS = NAMES.filter(lambda name: "/" not in name)
+SCALARS = st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=8))
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.dictionaries(GROUPS, st.dictionaries(NAMES, tensors(), max_size=3), max_size=3),
+    st.dictionaries(NAMES, SCALARS, max_size=4),
+)
+def test_any_packet_comes_back(groups: dict[str, dict[str, Tensor]], scalars: dict[str, bool | str]) -> None:
+    packet = Packet(groups, scalars)
+    assert_same(through_bytes(packet), packet)
+
+
+def test_equal_packets_are_equal_bytes() -> None:
+    """However often it is packed, and also after a way through bytes."""
+    packet = Packet({"m": {"b": torch.ones(3), "a": torch.tensor(2)}, "n": {}}, {"t": 1, "train": True})
+    assert packet.to_bytes() == packet.to_bytes() == through_bytes(packet).to_bytes()
+
+
+# ------------------------------------------------------------------ randomness
+
+
+def site(**changes: object) -> Site:
+    network = build(ModelSettings(), channels=1, size=12, classes=3, mean=[0.0], std=[1.0], seed=0)
+    first = Site(
+        name="client-0",
+        model=network,
+        data=Images(torch.zeros(4, 1, 12, 12, dtype=torch.uint8)),
+        learning=Learning(),
+        augment=Augmentation(),
+        seed=0,
+        device=torch.device("cpu"),
+        classes=3,
+    )
+    return replace(first, **changes)  # type: ignore[arg-type]
+
+
+def test_derive_seed_never_changes() -> None:
+    """Old runs can be repeated only as long as this holds.
+
+    SHA-256 of the parts with the byte 1F between them (`printf '0\\x1fclient-0\\x1f1\\x1fbatches' |
+    sha256sum`) begins with 3b 19 0f 4e 45 c5 99 2e; as a little-endian number 0x2e99c5454e0f193b; half of
+    it, to have 63 bits: 1678965949317221533.
+    """
+    assert derive_seed(0, "client-0", 1, "batches") == 1678965949317221533
+    assert site().rng(1, "batches").initial_seed() == 1678965949317221533
+
+
+def test_derive_seed_keeps_its_parts_apart() -> None:
+    seeds = [derive_seed(*parts) for parts in [(1, 23), (12, 3), (123,), ("1", "2", "3"), (1, 23, "")]]
+    assert len(set(seeds)) == 5
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_rng_depends_on_seed_site_round_and_purpose() -> None:
+    def draw(at: Site, t: int, purpose: str) -> list[float]:
+        return torch.rand(4, generator=at.rng(t, purpose)).tolist()
+
+    draws = [
+        draw(site(), 1, "batches"),
+        draw(site(seed=1), 1, "batches"),
+        draw(site(name="client-1"), 1, "batches"),
+        draw(site(), 2, "batches"),
+        draw(site(), 1, "complementary"),
+        draw(site(), 1, ""),
+    ]
+    assert len({tuple(numbers) for numbers in draws}) == len(draws)
+
+
+def test_rng_depends_on_nothing_else() -> None:
+    expected = torch.rand(4, generator=site().rng(3, "x"))
+    torch.manual_seed(99)
+    other = site(
+        data=Images(torch.ones(9, 1, 12, 12, dtype=torch.uint8), torch.zeros(9, dtype=torch.int64)),
+        learning=ServerLearning(lr=0.5, batch=2),
+        augment=Augmentation(n=0),
+        classes=7,
+    )
+    before = torch.get_rng_state()
+    torch.rand(10, generator=other.rng(3, "x"))  # a generator is new each time
+    assert torch.equal(torch.rand(4, generator=other.rng(3, "x")), expected)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# ------------------------------------------------------------------ settings
+
+
+@pytest.mark.parametrize("section", [Settings, Learning, ServerLearning, Augmentation, *METHODS.values()])
+def test_settings_reject_unknown_keys(section: type[Settings]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        section.model_validate({"no_such_key": 1})
+    (error,) = caught.value.errors()
+    assert (error["type"], error["loc"]) == ("extra_forbidden", ("no_such_key",))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"lr": 0},
+        {"decay": 1.1},
+        {"decay": 0},
+        {"momentum": 1},
+        {"weight_decay": -1},
+        {"epochs": -1},
+        {"batch": 0},
+    ],
+)
+def test_learning_rejects_values_without_sense(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        Learning.model_validate(wrong)
+
+
+def test_settings_are_frozen() -> None:
+    learning = Learning()
+    with pytest.raises(ValidationError):
+        learning.lr = 1.0  # type: ignore[misc]
+    assert learning.lr == 0.001
+
+
+# ------------------------------------------------------------------ augmentation
+
+
+def pictures() -> Tensor:
+    draw = torch.Generator().manual_seed(0)
+    return torch.randint(256, (6, 3, 16, 16), dtype=torch.uint8, generator=draw)
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
+def test_strong_is_weak_then_rand_augment() -> None:
+    images, draws = pictures(), seeded()
+    expected = rand_augment(weak(images, draws, flip=True, shift=2), draws, n=3, m=7)
+    strong = Augmentation(flip=True, shift=2, n=3, m=7).strong(images, seeded())
+    assert torch.equal(strong, expected) and not torch.equal(strong, images)
+
+
+def test_augmentation_can_be_switched_off() -> None:
+    """No shift, no mirroring (None is no until the data says otherwise), no operation: the images."""
+    nothing = Augmentation(flip=None, shift=0, n=0)
+    assert torch.equal(nothing.weak(pictures(), seeded()), pictures())
+    assert torch.equal(nothing.strong(pictures(), seeded()), pictures())
+
+
+def test_images_know_their_number() -> None:
+    assert len(Images(torch.zeros(5, 1, 2, 2))) == 5

@@ -1,0 +1,306 @@
+"""The training loop against steps of SGD done by hand, the inference loop against softmax."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+from torch.testing import assert_close
+
+from fedseal import weights
+from fedseal.core import Augmentation, Images, Learning, ServerLearning, Site
+from fedseal.learn import (
+    INFERENCE_BATCH,
+    accuracy,
+    fit,
+    labelled_batches,
+    learning_rate,
+    predict,
+    train_supervised,
+)
+from fedseal.models import ModelSettings, Network, build
+from fedseal.weights import Tensors
+
+CLASSES = 3
+LABELS = torch.tensor([0, 1, 2, 2, 1, 0, 0, 1, 2, 0])
+STILL = Augmentation(flip=False, shift=0, n=0)
+
+
+def lenet(seed: int = 0) -> Network:
+    return build(ModelSettings(), channels=1, size=12, classes=CLASSES, mean=[120.0], std=[60.0], seed=seed)
+
+
+def pictures(n: int, channels: int = 1, size: int = 12, seed: int = 0) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randint(256, (n, channels, size, size), dtype=torch.uint8, generator=draw)
+
+
+def site(model: Network | None = None, data: Images | None = None, **learning: object) -> Site:
+    return Site(
+        name="server",
+        model=model or lenet(),
+        data=data or Images(pictures(10), LABELS),
+        learning=ServerLearning.model_validate(learning),
+        augment=STILL,
+        seed=0,
+        device=torch.device("cpu"),
+        classes=CLASSES,
+    )
+
+
+def supervised(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(model(images), labels)
+
+
+def gradient(model: Network, at: Tensors, images: Tensor, labels: Tensor) -> Tensors:
+    """∇L at some weights, by autograd alone; zero for buffers."""
+    trained = {name for name, _ in model.named_parameters()}
+    leaves = {k: v.clone().requires_grad_(k in trained) for k, v in at.items()}
+    names = sorted(trained)
+    loss = cross_entropy(functional_call(model, leaves, (images,)), labels)
+    found = torch.autograd.grad(loss, [leaves[name] for name in names])
+    return {name: torch.zeros_like(value) for name, value in at.items()} | dict(
+        zip(names, found, strict=True)
+    )
+
+
+def equal(a: Tensors, b: Tensors) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in a | b)
+
+
+# ------------------------------------------------------------------ fit
+
+
+class Scale(nn.Module):
+    """One weight: logits = w · x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w * x.flatten(1)
+
+
+def half_square(model: nn.Module, images: Tensor) -> Tensor:
+    loss: Tensor = model(images).square().sum() / 2
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("weight_decay", "expected"), [(0.0, [1.0, 0.6, 0.0, -0.54]), (0.5, [1.0, 0.55, -0.1025, -0.643625])]
+)
+def test_fit_is_sgd_with_momentum(weight_decay: float, expected: list[float]) -> None:
+    """L = (w·x)²/2 with x = 2, so ∇L = x²·w = 4w; w = 1, learning rate 0.1, momentum 0.9.
+
+    v1 = 4·1 = 4;                    w = 1 − 0.1·4 = 0.6
+    v2 = 0.9·4 + 4·0.6 = 6.0;        w = 0.6 − 0.6 = 0
+    v3 = 0.9·6 + 4·0 = 5.4;          w = 0 − 0.54 = −0.54
+    A weight decay of 0.5 makes the gradient 4.5w:
+    v1 = 4.5;                        w = 1 − 0.45 = 0.55
+    v2 = 4.05 + 2.475 = 6.525;       w = 0.55 − 0.6525 = −0.1025
+    v3 = 5.8725 − 0.46125 = 5.41125; w = −0.1025 − 0.541125 = −0.643625
+    """
+    at = site(Network(Scale(), [0.0], [1.0]), momentum=0.9, weight_decay=weight_decay)
+    start = weights.save(at.model)
+    image = torch.full((1, 1, 1, 1), 2.0)
+    seen = [float(fit(at, start, [(image,)] * steps, half_square, 0.1)["body.w"]) for steps in range(4)]
+    assert seen == pytest.approx(expected, abs=1e-6)
+
+
+def test_fit_steps_a_whole_network() -> None:
+    """w1 = w0 − lr·g(w0); v = 0.9·g(w0) + g(w1); w2 = w1 − lr·v, in every layer of LeNet."""
+    at, lr = site(momentum=0.9), 0.1
+    w0 = weights.save(at.model)
+    first, second = (pictures(4, seed=1).float(), LABELS[:4]), (pictures(4, seed=2).float(), LABELS[4:8])
+    g0 = gradient(at.model, w0, *first)
+    w1 = {name: w0[name] - lr * g0[name] for name in w0}
+    g1 = gradient(at.model, w1, *second)
+    w2 = {name: w1[name] - lr * (0.9 * g0[name] + g1[name]) for name in w0}
+    assert all(float(g0[name].abs().max()) > 1e-4 for name, _ in at.model.named_parameters())
+    assert_close(fit(at, w0, [first], supervised, lr), w1, atol=2e-6, rtol=1e-5)
+    assert_close(fit(at, w0, [first, second], supervised, lr), w2, atol=2e-6, rtol=1e-5)
+
+
+def test_fit_starts_with_fresh_momentum() -> None:
+    """Two calls of one step: 1 → 0.6, then from 0.6 without momentum 0.6 − 0.1·2.4 = 0.36, not 0."""
+    at = site(Network(Scale(), [0.0], [1.0]), momentum=0.9)
+    image = (torch.full((1, 1, 1, 1), 2.0),)
+    once = fit(at, weights.save(at.model), [image], half_square, 0.1)
+    twice = fit(at, once, [image], half_square, 0.1)
+    assert float(twice["body.w"]) == pytest.approx(0.36, abs=1e-6)
+
+
+def test_fit_starts_from_the_given_weights() -> None:
+    """What the model held before has no influence, and the given weights stay as they are."""
+    start, batch = weights.save(lenet(seed=3)), (pictures(4).float(), LABELS[:4])
+    kept = {name: value.clone() for name, value in start.items()}
+    results = [fit(site(lenet(seed)), start, [batch], supervised, 0.1) for seed in (0, 3, 4)]
+    assert equal(results[0], results[1]) and equal(results[0], results[2])
+    assert equal(start, kept) and not equal(results[0], start)
+
+
+def test_fit_without_batches_changes_nothing() -> None:
+    start = weights.save(lenet(seed=3))
+    assert equal(fit(site(), start, [], supervised, 0.1), start)
+
+
+def test_fit_trains_in_training_mode_and_leaves_buffers_of_normalisation() -> None:
+    settings = ModelSettings(name="resnet9", norm="batch", width=4)
+    model = build(settings, channels=1, size=32, classes=CLASSES, mean=[120.0], std=[60.0], seed=0)
+    model.eval()
+    start = weights.save(model)
+    batch = (pictures(4, size=32).float(), LABELS[:4])
+    after = fit(site(model), start, [batch] * 3, supervised, 0.01)
+    assert int(after["body.conv1.1.num_batches_tracked"]) == 3
+    assert not torch.equal(after["body.conv1.1.running_mean"], start["body.conv1.1.running_mean"])
+    assert float(after["mean"]) == 120.0 and float(after["std"]) == 60.0
+
+
+def test_learning_rate_decays_from_round_to_round() -> None:
+    """0.001 in round 1, 0.001 · 0.995 in round 2, 0.001 · 0.995² = 0.000990025 in round 3."""
+    at = site(lr=0.001, decay=0.995)
+    seen = [learning_rate(at, t) for t in (1, 2, 3)]
+    assert seen == pytest.approx([0.001, 0.000995, 0.000990025], rel=1e-12)
+
+
+# ------------------------------------------------------------------ labelled_batches
+
+
+def numbered(n: int) -> Images:
+    """Image i is all of grey value i, so that no shift can hide it; its label is i mod 3."""
+    pixels = torch.arange(n, dtype=torch.uint8).view(n, 1, 1, 1).expand(n, 1, 12, 12).contiguous()
+    return Images(pixels, torch.arange(n) % CLASSES)
+
+
+@pytest.mark.parametrize("augment", ["none", "weak"])
+def test_labelled_batches_show_every_image_once_an_epoch(augment: str) -> None:
+    at = replace(site(data=numbered(10), batch=4), augment=Augmentation(flip=True, shift=3))
+    batches = list(labelled_batches(at, 3, at.rng(1), augment))
+    assert [len(images) for images, _ in batches] == [4, 4, 2] * 3
+    orders = []
+    for epoch in range(3):
+        three = batches[3 * epoch : 3 * epoch + 3]
+        images, labels = (torch.cat(part) for part in zip(*three, strict=True))
+        assert images.dtype == torch.float32 and images.shape == (10, 1, 12, 12)
+        numbers = images[:, 0, 0, 0].long()
+        assert torch.equal(images, numbers.view(10, 1, 1, 1).expand_as(images).float())
+        assert sorted(numbers.tolist()) == list(range(10))
+        assert labels.tolist() == (numbers % CLASSES).tolist()
+        orders.append(numbers.tolist())
+    assert orders[0] != orders[1] != orders[2]
+    again = list(labelled_batches(at, 3, at.rng(1), augment))
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(batches, again, strict=True))
+
+
+def test_labelled_batches_augment_as_told_and_anew() -> None:
+    """Each epoch is one batch of all images: "none" leaves them as they are, the others change most."""
+    at = replace(site(batch=10), augment=Augmentation(flip=True, shift=2, n=2))
+
+    def epochs(augment: str) -> list[set[bytes]]:
+        batches = labelled_batches(at, 2, at.rng(1), augment)
+        return [{image.byte().numpy().tobytes() for image in images} for images, _ in batches]
+
+    plain = {image.numpy().tobytes() for image in at.data.pixels}
+    assert epochs("none") == [plain, plain]
+    (first, second), (strong, _) = epochs("weak"), epochs("strong")
+    assert len(first - plain) >= 8 and len(second - first) >= 5 and len(strong - first) >= 5
+
+
+def test_labelled_batches_need_labels() -> None:
+    at = site(data=Images(pictures(3)))
+    with pytest.raises(AssertionError, match="server has no labels"):
+        next(labelled_batches(at, 1, at.rng(1), "none"))
+
+
+# ------------------------------------------------------------------ train_supervised
+
+
+def test_train_supervised_is_eq_4() -> None:
+    """One step over all ten images in round 3: w − lr·decay²·∇L_s = w − 0.4·0.25·∇L_s."""
+    at = site(lr=0.4, decay=0.5, epochs=1, batch=10, augment="none")
+    start = weights.save(at.model)
+    g = gradient(at.model, start, at.data.pixels.float(), LABELS)
+    expected = {name: start[name] - 0.1 * g[name] for name in start}
+    assert_close(train_supervised(at, start, 3), expected, atol=2e-6, rtol=1e-5)
+
+
+def test_train_supervised_takes_epochs_from_the_settings_unless_told() -> None:
+    at = site(lr=0.05, epochs=2, batch=4)
+    start = weights.save(at.model)
+    two, one = train_supervised(at, start, 1), train_supervised(at, start, 1, epochs=1)
+    assert equal(two, train_supervised(at, start, 1, epochs=2)) and not equal(two, one)
+    assert equal(train_supervised(at, start, 1, epochs=0), start)
+
+
+def test_train_supervised_draws_by_round_and_stream() -> None:
+    at = site(lr=0.05, decay=1.0, epochs=1, batch=2)
+    start = weights.save(at.model)
+    first = train_supervised(at, start, 1)
+    assert equal(first, train_supervised(at, start, 1))
+    assert not equal(first, train_supervised(at, start, 2))
+    assert not equal(first, train_supervised(at, start, 1, stream="rounds"))
+
+
+def test_train_supervised_augments_as_the_server_says_and_weakly_elsewhere() -> None:
+    """With all images in one batch and no augmentation the draws can only reorder sums."""
+    settings = {"lr": 0.1, "epochs": 1, "batch": 10}
+    at = replace(site(**settings), augment=Augmentation(flip=True, shift=2))
+    start = weights.save(at.model)
+    weak, none, strong = (
+        train_supervised(
+            replace(at, learning=ServerLearning.model_validate(settings | {"augment": how})), start, 1
+        )
+        for how in ("weak", "none", "strong")
+    )
+    client = train_supervised(replace(at, learning=Learning.model_validate(settings)), start, 1)
+    assert equal(client, weak)
+    assert not equal(weak, none) and not equal(strong, weak) and not equal(strong, none)
+
+
+# ------------------------------------------------------------------ predict, accuracy
+
+
+def test_predict_is_softmax_of_the_given_weights() -> None:
+    other = lenet(seed=8)
+    images = pictures(6)
+    with torch.no_grad():
+        scores = other(images).exp()
+    probs = predict(site(), weights.save(other), Images(images))
+    assert probs.shape == (6, CLASSES) and probs.dtype == torch.float32
+    assert_close(probs, scores / scores.sum(dim=1, keepdim=True))
+
+
+def test_predict_gives_a_row_for_every_image_in_order() -> None:
+    """Also where the images need several batches: row i is what image i gets alone."""
+    n = 2 * INFERENCE_BATCH + 3
+    images, values = pictures(n), weights.save(lenet())
+    probs = predict(site(), values, Images(images))
+    assert probs.shape == (n, CLASSES)
+    for i in (0, INFERENCE_BATCH - 1, INFERENCE_BATCH, n - 1):
+        assert_close(probs[i : i + 1], predict(site(), values, Images(images[i : i + 1])))
+
+
+def test_predict_does_not_touch_normalisation() -> None:
+    """BatchNorm judges by its running numbers: neighbours do not matter, nothing is counted."""
+    settings = ModelSettings(name="resnet9", norm="batch", width=4)
+    model = build(settings, channels=1, size=32, classes=CLASSES, mean=[120.0], std=[60.0], seed=0)
+    model.train()
+    values, images = weights.save(model), pictures(5, size=32)
+    probs = predict(site(model), values, Images(images))
+    assert equal(weights.save(model), values)
+    assert_close(probs[:1], predict(site(model), values, Images(images[:1])))
+
+
+def test_predict_of_no_images() -> None:
+    probs = predict(site(), weights.save(lenet()), Images(pictures(0)))
+    assert probs.shape == (0, CLASSES) and probs.dtype == torch.float32
+
+
+def test_accuracy() -> None:
+    """Predicted 0, 2, 1, 1 against 0, 2, 0, 1: three of four."""
+    probs = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.3, 0.4, 0.3], [0.0, 1.0, 0.0]])
+    assert accuracy(probs, torch.tensor([0, 2, 0, 1])) == 0.75
+    assert accuracy(probs[:3], torch.tensor([0, 2, 0])) == pytest.approx(2 / 3, abs=1e-15)
