@@ -59,6 +59,7 @@ def run(repeats: int = REPEATS, bootstrap: int = BOOTSTRAP) -> list[tuple[str, f
             if t > 0:  # the first also bootstraps and starts the workers
                 ours.append(laps)
                 bares.append(bare_laps)
+                print(f"round {t}: FedSEAL {laps['round']:.2f} s, bare loop {bare_laps['round']:.2f} s")
     for name, those in (("FedSEAL", ours), ("bare loop", bares)):
         middle = {lap: statistics.median(laps.get(lap, 0.0) for laps in those) for lap in ours[0]}
         print(f"{name}: " + ", ".join(f"{lap} {seconds:.3f} s" for lap, seconds in middle.items()))

@@ -69,7 +69,11 @@ def test_values_of_set_are_toml_or_text(text: str, value: object) -> None:
         ("rounds", 2.5, "demo: 'rounds' is 2.5, but it should be a valid integer"),
         ("data", 5, "demo: 'data' is 5, but it should be a valid dictionary"),
         ("fedseal", 5, "demo: 'fedseal' is 5, but it should be a valid dictionary"),
-        ("fedseal.ensemble", "perhaps", "demo: 'fedseal.ensemble' is 'perhaps', but it should be a valid bool"),
+        (
+            "fedseal.ensemble",
+            "perhaps",
+            "demo: 'fedseal.ensemble' is 'perhaps', but it should be a valid bool",
+        ),
         ("rounds", 0, "demo: 'rounds' is 0, but it should be greater than or equal to 1."),
         ("seed", -1, "demo: 'seed' is -1, but it should be greater than or equal to 0."),
         ("client.lr", -1, "demo: 'client.lr' is -1, but it should be greater than 0."),
@@ -77,13 +81,17 @@ def test_values_of_set_are_toml_or_text(text: str, value: object) -> None:
         ("server.momentum", 1, "demo: 'server.momentum' is 1, but it should be less than 1."),
         ("fedseal.theta", 1.5, "demo: 'fedseal.theta' is 1.5, but it should be less than or equal to 1."),
         ("data.alpha", 0, "demo: 'data.alpha' is 0, but it should be greater than 0."),
-        ("model.name", "vgg", "demo: 'model.name' is 'vgg', but it should be 'lenet', 'resnet9' or 'resnet18'."),
+        (
+            "model.name",
+            "vgg",
+            "demo: 'model.name' is 'vgg', but it should be 'lenet', 'resnet9' or 'resnet18'.",
+        ),
         ("data.source", "mnist", "demo: 'data.source' is 'mnist', but it should be 'fashion-mnist', "),
         ("data.clients", 0, "demo: in 'data', clients must be at least 1."),
         ("data.held_out_test", 5, "demo: in 'data', test_per_client and held_out_test exclude each other"),
-        ("method", "fedsael", "demo: method must be one of fedseal, server-sl"),
-        ("method", ["fedseal"], "demo: method must be one of fedseal, server-sl"),
-        ("method", {"name": "fedseal"}, "demo: method must be one of fedseal, server-sl"),
+        ("method", "fedsael", "demo: method must be one of fedseal, "),
+        ("method", ["fedseal"], "demo: method must be one of fedseal, "),
+        ("method", {"name": "fedseal"}, "demo: method must be one of fedseal, "),
         ("rounds.more", 1, "'rounds.more' cannot be set: 'rounds' is not a section."),
     ],
 )
@@ -106,7 +114,10 @@ def test_folders_need_a_path_and_no_counts() -> None:
         ("rounds = \n", "{path} is not valid TOML: Invalid value (at line 1, column 10)."),
         ("rounds = 3\nrounds = 4\n", "{path} is not valid TOML: Cannot overwrite a value"),
         ("extends = 5\n", "{path}: extends is 5, but must be a preset's name or a file's."),
-        ('extends = "dmo"\n', "There is no preset 'dmo' (did you mean 'demo'?); a file's name ends in .toml."),
+        (
+            'extends = "dmo"\n',
+            "There is no preset 'dmo' (did you mean 'demo'?); a file's name ends in .toml.",
+        ),
         ('extends = "gone.toml"\n', "There is no configuration file {folder}/gone.toml; 'fedseal presets'"),
         ('extends = "bad.toml"\n', "{path} extends itself through {path}: remove one 'extends'."),
     ],
@@ -120,15 +131,21 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, sentence: str) -> None:
 
 def test_a_file_that_is_no_text_or_not_there(tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
-    with pytest.raises(UserError, match=r"There is no configuration file .*bad\.toml; 'fedseal presets' lists"):
+    with pytest.raises(
+        UserError, match=r"There is no configuration file .*bad\.toml; 'fedseal presets' lists"
+    ):
         load_config(path)
     path.write_bytes(b"\xff\xfe\x00rounds")
-    with pytest.raises(UserError, match=r"bad\.toml cannot be read \(it is no UTF-8 text\): give a TOML file"):
+    with pytest.raises(
+        UserError, match=r"bad\.toml cannot be read \(it is no UTF-8 text\): give a TOML file"
+    ):
         load_config(path)
 
 
 def test_an_unknown_preset_is_named() -> None:
-    with pytest.raises(UserError, match=r"There is no preset 'fmnist-lnet' \(did you mean 'fmnist-lenet'\?\)"):
+    with pytest.raises(
+        UserError, match=r"There is no preset 'fmnist-lnet' \(did you mean 'fmnist-lenet'\?\)"
+    ):
         load_config("fmnist-lnet")
     with pytest.raises(UserError, match="There is no preset 'zzz'; known are cifar10-resnet9, demo, "):
         load_config("zzz")

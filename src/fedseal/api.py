@@ -28,6 +28,7 @@ from fedseal.data.splits import DataSettings, split
 from fedseal.engines.local import LocalEngine
 from fedseal.errors import UserError
 from fedseal.files import write_atomic
+from fedseal.machine import cores, threads
 from fedseal.models import ModelSettings, Network, build
 from fedseal.observers import Checkpoints, EventLog, Observer, ProgressBar, TensorBoard, Warnings, read_events
 from fedseal.run import Checkpoint, Examination, rounds
@@ -83,7 +84,7 @@ def train(
 
 def run(config: Config, folder: Path, *, resume: bool, console: Console) -> Result:
     """Trains as configured into a folder; a run that has ended already is not run again."""
-    claim(folder, config, resume)
+    config = claim(folder, config, resume)
     if (finished := _finished(folder, config)) is not None:
         return finished
     started = time.perf_counter()
@@ -106,6 +107,7 @@ def run(config: Config, folder: Path, *, resume: bool, console: Console) -> Resu
         return time.perf_counter() - started + (resumed.seconds if resumed else 0.0)
 
     with ExitStack() as stack:
+        stack.enter_context(threads(config.server.threads))
         engine = LocalEngine(sites, resumed.memories if resumed else None)
         stack.callback(engine.close)
         observers: list[Observer] = [
@@ -128,12 +130,15 @@ def run(config: Config, folder: Path, *, resume: bool, console: Console) -> Resu
     return _finish(folder, sites, state, seconds())
 
 
-def claim(folder: Path, config: Config, resume: bool) -> None:
-    """Makes sure that a folder is free for this run, or holds this very run if it is to be resumed."""
+def claim(folder: Path, config: Config, resume: bool) -> Config:
+    """Makes sure that a folder is free for this run, or holds this very run if it is to be resumed.
+
+    Gives the configuration with the server's threads settled: those of the begun run, or one per core.
+    """
     there = folder / "config.toml"
     try:
         if not folder.exists() or not any(folder.iterdir()):
-            return
+            return config.with_threads(cores())
     except OSError as error:
         raise UserError(
             f"{folder} cannot be a run folder ({error.strerror}): choose another --out."
@@ -144,10 +149,13 @@ def claim(folder: Path, config: Config, resume: bool) -> None:
         raise UserError(
             f"{folder} holds a run already: add --resume to go on with it, or choose another --out."
         )
-    if load_config(there).fingerprint(ignore=["rounds"]) != config.fingerprint(ignore=["rounds"]):
+    begun = load_config(there)
+    config = config.with_threads(begun.server.threads)
+    if begun.fingerprint(ignore=["rounds"]) != config.fingerprint(ignore=["rounds"]):
         raise UserError(
             f"{folder} holds a run of another configuration: resume it with {there}, or choose another --out."
         )
+    return config
 
 
 def _finished(folder: Path, config: Config) -> Result | None:
@@ -325,7 +333,8 @@ def evaluate(run: str | os.PathLike[str]) -> dict[str, Any]:
     if sites.federation.fingerprint != _split_of(folder):
         raise UserError(f"The data have changed since the run in {folder}: measure on the same images.")
     server: Site = sites.server()
-    return Examination(sites).of(server, weights.save(model))
+    with threads(config.server.threads):
+        return Examination(sites).of(server, weights.save(model))
 
 
 def _split_of(folder: Path) -> str:

@@ -3,6 +3,7 @@
 import logging
 import shlex
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -263,8 +264,15 @@ class Log(logging.Handler):
         print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
 
 
+def thread_died(what: threading.ExceptHookArgs) -> None:
+    """No traceback where TensorBoard's thread meets a full disk: the run finds it, too, and says so."""
+    if not isinstance(what.exc_value, OSError):
+        threading.__excepthook__(what)
+
+
 def main() -> None:
     """Entry point of `fedseal`."""
     logging.getLogger("fedseal").addHandler(Log())
+    threading.excepthook = thread_died
     with suppress(BrokenPipeError):
         sys.exit(run_safely(lambda: app(prog_name="fedseal")))

@@ -36,8 +36,9 @@ class Config(Settings):
     rounds: int = Field(150, ge=1, description="rounds of training")
     cohort: int = Field(0, ge=0, description="clients sampled in a round; 0: all")
     evaluate: Literal["model", "average"] = Field(
-        "model",
-        description="what the run is judged by and keeps: w^t after the server's step, or the average w̄",
+        "average",
+        description="what the run is judged by and keeps: w̄, the average that a round ends with, or w^t,"
+        " the server's model that it began with",
     )
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations on the test set")
     data: DataSettings = Field(default_factory=DataSettings)
@@ -66,6 +67,11 @@ class Config(Settings):
     def chosen(self) -> Method:
         """The method with its hyper-parameters."""
         return self.options[self.method]
+
+    def with_threads(self, number: int) -> "Config":
+        """With the server's threads settled, if they are not: they decide the last bit of its sums."""
+        server = self.server.model_copy(update={"threads": self.server.threads or number})
+        return self.model_copy(update={"server": server})
 
     def to_dict(self) -> dict[str, Any]:
         """What `parse` takes, with every key present."""

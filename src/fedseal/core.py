@@ -35,10 +35,17 @@ class Learning(Settings):
     weight_decay: float = Field(0.0, ge=0, description="weight decay of SGD")
     epochs: int = Field(5, ge=0, description="passes over the data in a round")
     batch: int = Field(32, ge=1, description="images in a mini-batch")
+    threads: int = Field(
+        1, ge=1, description="threads that it computes with; sums depend on them in the last bit"
+    )
 
 
 class ServerLearning(Learning):
     """How the server trains."""
+
+    threads: int = Field(
+        0, ge=0, description="threads that it computes with; 0: one per core, and that number in config.toml"
+    )
 
     augment: Literal["none", "weak", "strong"] = Field(
         "weak", description="augmentation of the labelled images"

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedseal.config import Config
 from fedseal.core import Diagnose, Images, Learning, Site, derive_seed, no_diagnosis
 from fedseal.data.pool import Federation, Ints
-from fedseal.errors import UserError
+from fedseal.machine import find_device
 from fedseal.models import Network, build
 
 
@@ -57,9 +57,8 @@ class Sites:
         """A client: images alone, unless the method is the one that may know their labels."""
         rows = self.federation.clients[k]
         labels = self.config.chosen().needs_client_labels
-        # By number, not by folder name: a client is the same however its folder is called.
         return self._site(
-            f"client-{k}",
+            self.federation.names[k],
             model,
             self.images(rows, labels=labels),
             self.config.client,
@@ -112,13 +111,3 @@ class Truth:
         right = (truth != given) if name == "negative" else (truth == given)
         self.counts[f"{name}_known"] += int(known.sum())
         self.counts[f"{name}_right"] += int((right & known).sum())
-
-
-def find_device(wanted: str) -> torch.device:
-    """The device asked for, or the best one there is."""
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if wanted == "auto":
-        return torch.device(next(name for name, found in there.items() if found))
-    if not there[wanted]:
-        raise UserError(f"engine.device is '{wanted}', which this machine does not have: use 'auto'.")
-    return torch.device(wanted)

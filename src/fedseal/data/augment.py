@@ -11,7 +11,7 @@ comes from the generator that is passed in.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -23,15 +23,14 @@ from torch.nn.functional import pad
 
 HIGHEST_MAGNITUDE = 30  # of the scale on which the paper gives M
 
-GREYS = np.arange(256, dtype=np.float32)
+GREYS = np.arange(256, dtype=np.uint8)
 
-CHUNK = 2**16  # bytes of images that go through an operation together: as doubles they still fit the cache
-
-FEW_SHIFTS = 6  # up to this many, shifting a whole batch is faster than gathering its pixels
+LUMA = np.array([19595, 38470, 7471], np.float32)  # Pillow's weights of red, green and blue, of 65536
 
 Bytes = NDArray[np.uint8]
+Indices = NDArray[np.int64]
+Factor = float | Tensor  # for all images, or [k, 1, 1, 1]
 AffineMatrix = tuple[float, float, float, float, float, float]
-Shifts = list[tuple[int, Bytes]]
 
 
 # ------------------------------------------------------------------ weak
@@ -79,29 +78,32 @@ def rand_augment(images: Tensor, generator: torch.Generator, *, n: int = 2, m: i
     if n < 0:
         raise ValueError(f"n must not be negative: {n}")
     table = magnitudes(m, *images.shape[2:])
-    variants = [
-        (operation, table[name][sign % len(table[name])])
-        for name, operation in _ON_ARRAYS.items()
-        for sign in (0, 1)
-    ]
-    signed = torch.tensor([len(table[name]) - 1 for name in OPERATIONS])
-    drawn = torch.randint(len(OPERATIONS), (n, len(images)), generator=generator)
-    signs = torch.randint(2, (n, len(images)), generator=generator)
-    chosen = (2 * drawn + signs * signed[drawn]).to(torch.uint8).numpy()
+    drawn = torch.randint(len(OPERATIONS), (n, len(images)), generator=generator).numpy()
+    signs = torch.randint(2, (n, len(images)), generator=generator).numpy()
+    signed = np.array([len(values) - 1 for values in table.values()])
 
     result = images.clone(memory_format=torch.contiguous_format)
     everything = result.numpy()  # the same memory
-    chunk = max(1, CHUNK // max(1, everything[:1].size))
-    for variant in chosen:
-        order = variant.argsort(kind="stable")
-        stops = np.bincount(variant, minlength=len(variants)).cumsum().tolist()
-        for (operation, magnitude), start, stop in zip(variants, [0, *stops], stops, strict=False):
-            for first in range(start, stop, chunk):
-                those = order[first : min(first + chunk, stop)]
-                group = everything.take(those, axis=0)
-                group[...] = operation(group, magnitude)
-                everything[those] = group
+    for variants in (2 * drawn + signs * signed[drawn]).astype(np.uint8):
+        for name, magnitude, those in _groups(variants, table):
+            everything[those] = _ON_ARRAYS[name](everything.take(those, axis=0), magnitude)
     return result
+
+
+def _groups(variants: Bytes, table: dict[str, tuple[float, ...]]) -> Iterator[tuple[str, Factor, Indices]]:
+    """Operation, magnitude and images of each group; `variants` are 2 * operation, + 1 if the sign is minus."""
+    order = variants.argsort(kind="stable")
+    bounds = np.searchsorted(variants[order], np.arange(2 * len(table) + 1)).tolist()
+    for i, (name, values) in enumerate(table.items()):
+        start, middle, stop = bounds[2 * i : 2 * i + 3]
+        if name in ENHANCEMENTS and start < stop:
+            factors = np.repeat(np.array(values, np.float32), (middle - start, stop - middle))
+            yield name, torch.from_numpy(factors).view(-1, 1, 1, 1), order[start:stop]
+        elif name != "identity":
+            if start < middle:
+                yield name, values[0], order[start:middle]
+            if middle < stop:
+                yield name, values[-1], order[middle:stop]
 
 
 def magnitudes(m: int, height: int, width: int) -> dict[str, tuple[float, ...]]:
@@ -155,28 +157,29 @@ def _identity(images: Bytes, _: float) -> Bytes:
 def _auto_contrast(images: Bytes, _: float) -> NDArray[np.float64]:
     planes = _planes(images)
     darkest, brightest = planes.min(1, keepdims=True), planes.max(1, keepdims=True)
-    flat = darkest == brightest
-    scale = np.where(flat, 1.0, 255 / np.where(flat, 1.0, brightest.astype(float) - darkest))
-    stretched = planes * scale
-    stretched += np.where(flat, 0.0, -darkest.astype(float) * scale)
-    return stretched.reshape(images.shape)
+    flat = darkest == brightest  # to be left alone
+    darkest[flat], brightest[flat] = 0, 255
+    scale = 255.0 / (brightest - darkest)
+    values = torch.from_numpy(planes.astype(np.float64))
+    values.mul_(torch.from_numpy(scale)).sub_(torch.from_numpy(darkest * scale))
+    return values.numpy().reshape(images.shape)
 
 
 def _equalize(images: Bytes, _: float) -> Bytes:
     planes = _planes(images)
     count, pixels = planes.shape
-    values = planes.astype(np.int64)
-    values += np.arange(0, 256 * count, 256)[:, None]  # so that each plane has 256 of its own
-    flat = torch.from_numpy(values.ravel())
-    histogram = flat.bincount(minlength=256 * count).numpy()
-    histogram = histogram.reshape(count, 256)
+    places = planes.astype(np.int32)  # in a line of all tables, 256 places for each plane
+    places += np.arange(0, 256 * count, 256, dtype=np.int32)[:, None]
+    line = torch.from_numpy(places.ravel())
+    histogram = line.bincount(minlength=256 * count).numpy().reshape(count, 256)
     of_brightest = histogram[np.arange(count), planes.max(1)]
-    pixels_per_level = ((pixels - of_brightest) // 255)[:, None]
+    pixels_per_level = (pixels - of_brightest[:, None]) // 255
     step = np.maximum(pixels_per_level, 1)
-    darker = histogram.cumsum(1) - histogram
-    levels = (darker + step // 2).astype(np.float32) / step.astype(np.float32)
-    tables = np.where(pixels_per_level > 0, np.minimum(levels, 255), GREYS).astype(np.uint8)
-    return tables.ravel().take(values).reshape(images.shape)
+    levels = (histogram.cumsum(1) - histogram + step // 2).astype(np.float32)  # of the darker pixels
+    levels /= step.astype(np.float32)
+    tables = torch.from_numpy(levels).clamp_(max=255).numpy().astype(np.uint8)
+    tables[pixels_per_level[:, 0] == 0] = GREYS
+    return torch.from_numpy(tables.ravel()).index_select(0, line).numpy().reshape(images.shape)
 
 
 def _solarize(images: Bytes, threshold: float) -> Bytes:
@@ -187,20 +190,20 @@ def _posterize(images: Bytes, bits: float) -> Bytes:
     return images & np.uint8(256 - 2 ** (8 - int(bits)))
 
 
-def _color(images: Bytes, factor: float) -> NDArray[Any]:
+def _color(images: Bytes, factor: Factor) -> NDArray[Any]:
     return images if images.shape[1] == 1 else _blend(_grey(images), images, factor)
 
 
-def _contrast(images: Bytes, factor: float) -> NDArray[np.float32]:
-    total = _grey(images).sum((2, 3), keepdims=True, dtype=np.uint32)
+def _contrast(images: Bytes, factor: Factor) -> NDArray[np.float32]:
+    total = _grey(images).astype(np.uint32).sum((2, 3), keepdims=True, dtype=np.uint32)
     return _blend(np.floor(total / images[0, 0].size + 0.5), images, factor)
 
 
-def _brightness(images: Bytes, factor: float) -> NDArray[np.float32]:
-    return _blend(np.zeros((1, 1, 1, 1)), images, factor)
+def _brightness(images: Bytes, factor: Factor) -> NDArray[np.float32]:
+    return torch.from_numpy(images.astype(np.float32)).mul_(factor).clamp_(0, 255).numpy()
 
 
-def _sharpness(images: Bytes, factor: float) -> NDArray[Any]:
+def _sharpness(images: Bytes, factor: Factor) -> NDArray[Any]:
     """Away from, or towards, the image smoothed by [1 1 1; 1 5 1; 1 1 1] / 13; the border is not smoothed."""
     height, width = images.shape[2:]
     if min(height, width) < 3:
@@ -216,8 +219,8 @@ def _sharpness(images: Bytes, factor: float) -> NDArray[Any]:
     sums += 6
     sums //= 13
     smooth.ravel()[edge:-edge] = sums
-    for border in (np.s_[:, :, 0], np.s_[:, :, -1], np.s_[..., 0], np.s_[..., -1]):
-        smooth[border] = images[border]
+    smooth[:, :, :: height - 1] = images[:, :, :: height - 1]
+    smooth[..., :: width - 1] = images[..., :: width - 1]
     return _blend(smooth, images, factor)
 
 
@@ -226,23 +229,21 @@ def _planes(images: Bytes) -> Bytes:
 
 
 def _grey(images: Bytes) -> NDArray[Any]:
-    """Luma as Pillow makes L of RGB."""
+    """Luma as Pillow makes L of RGB: in integers, all below 2^24 and so exact in single precision."""
     if images.shape[1] == 1:
         return images
-    red, green, blue = (images[:, i : i + 1].astype(np.uint32) for i in range(3))
-    return (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
+    grey = LUMA @ images.reshape(len(images), 3, -1).astype(np.float32)
+    grey += 0x8000
+    grey *= 2**-16
+    return np.floor(grey, out=grey).reshape(-1, 1, *images.shape[2:])
 
 
-def _blend(start: NDArray[Any], end: Bytes, factor: float) -> NDArray[np.float32]:
+def _blend(start: NDArray[Any], end: Bytes, factor: Factor) -> NDArray[np.float32]:
     """The point at `factor` on the line from `start` (0) to `end` (1), in Pillow's single precision."""
-    first = start.astype(np.float32)
-    line = end.astype(np.float32)
-    line -= first
-    line *= factor
-    line += first
-    if not 0 <= factor <= 1:
-        torch.from_numpy(line).clamp_(0, 255)  # faster than NumPy's
-    return line
+    # By torch, which is faster than NumPy at broadcasting and at `clamp_`.
+    first = torch.from_numpy(start.astype(np.float32))
+    line = torch.from_numpy(end.astype(np.float32))
+    return line.sub_(first).mul_(factor).add_(first).clamp_(0, 255).numpy()
 
 
 # ------------------------------------------------------------------ operations on positions
@@ -275,25 +276,26 @@ def _translate_y(images: Bytes, pixels: float) -> Bytes:
 
 def _transform(images: Bytes, matrix: AffineMatrix) -> Bytes:
     """The pixel at (x, y) becomes that at (ax + by + c, dx + ey + f), or black if that is outside."""
-    source, inside, shifts = _affine_map(matrix, *images.shape[2:])
+    source, inside, runs = _affine_map(matrix, *images.shape[2:])
     planes = _planes(images)
-    if len(shifts) > FEW_SHIFTS:
-        return (planes.take(source, axis=1) & inside).reshape(images.shape)
-    pixels = len(source)
-    line = np.zeros(planes.size + 2 * pixels, np.uint8)  # all planes, with room for a shift to either side
-    line[pixels:-pixels] = planes.ravel()
-    result = np.zeros_like(planes)
-    for shift, mask in shifts:
-        shifted = line[pixels + shift :][: planes.size].reshape(planes.shape)
-        result |= shifted & mask
+    if len(runs) > images.shape[2]:
+        result = planes.take(source, axis=1)
+    else:
+        result = np.empty_like(planes)
+        for start, stop, shift in runs:
+            result[:, start:stop] = planes[:, start + shift : stop + shift]
+    result &= inside
     return result.reshape(images.shape)
 
 
 @lru_cache(maxsize=512)
-def _affine_map(matrix: AffineMatrix, height: int, width: int) -> tuple[NDArray[np.int64], Bytes, Shifts]:
-    """For each output pixel the index of its source and 255, or 0 and 0 if the source is outside: [H * W].
+def _affine_map(
+    matrix: AffineMatrix, height: int, width: int
+) -> tuple[Indices, Bytes, list[tuple[int, int, int]]]:
+    """For each output pixel the index of its source and 255, or any and 0 if that is outside: [H * W].
 
-    And the same as shifts: how far on the source is, with the mask, 255 or 0, of the pixels so served.
+    And the same as runs: from where, up to where, the source is how many pixels further on.  A translation
+    is one run, and a shear along the rows a few: these are faster to copy than to gather.
     """
 
     def fixed_point(value: float) -> int:  # 16 bits after the point, as in Pillow
@@ -303,18 +305,25 @@ def _affine_map(matrix: AffineMatrix, height: int, width: int) -> tuple[NDArray[
     x, y = np.arange(width), np.arange(height)[:, None]
     from_x = (fixed_point(a) * x + fixed_point(b) * y + fixed_point(c + a * 0.5 + b * 0.5)) >> 16
     from_y = (fixed_point(d) * x + fixed_point(e) * y + fixed_point(f + d * 0.5 + e * 0.5)) >> 16
-    inside = ((from_x >= 0) & (from_x < width) & (from_y >= 0) & (from_y < height)).ravel()
-    source = np.where(inside, (from_y * width + from_x).ravel(), 0)
-    steps = source - np.arange(len(source))
-    shifts = [(int(step), _mask(inside & (steps == step))) for step in np.unique(steps[inside])]
-    return source, _mask(inside), shifts
+    inside = (from_x >= 0) & (from_x < width) & (from_y >= 0) & (from_y < height)
+    source, pixels = (from_y * width + from_x).ravel(), height * width
+    shifts = source - np.arange(pixels)
+    starts = [0, *(np.flatnonzero(np.diff(shifts)) + 1).tolist(), pixels]
+    runs = [
+        (max(start, -shift), min(stop, pixels - shift), shift)
+        for start, stop, shift in zip(starts, starts[1:], shifts[starts[:-1]].tolist(), strict=False)
+        if max(start, -shift) < min(stop, pixels - shift)
+    ]
+    return source.clip(0, pixels - 1), _mask(inside.ravel()), runs
 
 
 def _mask(where: NDArray[np.bool_]) -> Bytes:
     return -where.view(np.uint8)  # 255 or 0
 
 
-_ON_ARRAYS: dict[str, Callable[[Bytes, float], NDArray[Any]]] = {
+ENHANCEMENTS = ("color", "contrast", "brightness", "sharpness")  # these take a factor for each image, too
+
+_ON_ARRAYS: dict[str, Callable[[Bytes, Any], NDArray[Any]]] = {
     "identity": _identity,
     "auto_contrast": _auto_contrast,
     "equalize": _equalize,
@@ -332,7 +341,7 @@ _ON_ARRAYS: dict[str, Callable[[Bytes, float], NDArray[Any]]] = {
 }
 
 
-def _on_tensors(operation: Callable[[Bytes, float], NDArray[Any]]) -> Callable[[Tensor, float], Tensor]:
+def _on_tensors(operation: Callable[[Bytes, Any], NDArray[Any]]) -> Callable[[Tensor, float], Tensor]:
     def on_tensors(images: Tensor, magnitude: float) -> Tensor:
         before = images.contiguous().numpy()
         return torch.from_numpy(np.array(operation(before, magnitude)).astype(np.uint8))

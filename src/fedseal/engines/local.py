@@ -1,7 +1,6 @@
-"""The local engine: clients in worker processes on this machine, one thread each."""
+"""The local engine: clients in worker processes on this machine."""
 
 import multiprocessing
-import os
 import signal
 import sys
 import traceback
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from fedseal.core import Packet, Reply
+from fedseal.machine import cores, threads
 from fedseal.models import Network
 from fedseal.sites import Sites, Truth
 
@@ -47,7 +47,7 @@ class LocalEngine:
         self.clients = range(len(sites.federation.clients))
         self._sites = sites
         self._memories = {int(k): memory for k, memory in (memories or {}).items()}
-        self._count = sites.config.engine.workers or default_workers(sites.device)
+        self._count = sites.config.engine.workers or (cores() if sites.device.type == "cpu" else 1)
         self._workers: list[_Worker] = []
         self._desk: Desk | None = None
 
@@ -86,7 +86,7 @@ class LocalEngine:
             number, wire = wires[k]
             if number not in packets:
                 packets[number] = Packet.from_bytes(wire)
-            with one_thread():
+            with threads(self._sites.config.client.threads):
                 done = self._desk.serve(k, packets[number], self._memories.get(k, b""))
             yield k, done
 
@@ -156,7 +156,7 @@ class _Worker:
 def _work(pipe: Connection, sites: Sites) -> None:
     """The life of a worker: it ends when the other end of the pipe does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends its workers
-    torch.set_num_threads(1)
+    torch.set_num_threads(sites.config.client.threads)
     desk, packets = Desk(sites), dict[int, Packet]()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
@@ -182,21 +182,3 @@ def _no_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Clients compute with one thread wherever they run, so that sums come out the same to the bit."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def default_workers(device: torch.device) -> int:
-    """One per core this process may use; one alone beside an accelerator."""
-    if device.type != "cpu":
-        return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

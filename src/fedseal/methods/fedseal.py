@@ -26,7 +26,7 @@ class FedSEAL(Method):
     negative: bool = Field(True, description="negative learning on images outside D⁺")
     theta: float = Field(0.1, ge=0, le=1, description="θ: complementary labels have p̄ ≤ θ")
     threshold: Literal["true-count", "predicted-count", "fixed"] = Field(
-        "true-count", description="τ: Eq. 5 as printed, over the predicted instead, or one fixed value"
+        "predicted-count", description="τ: Eq. 5 over the images predicted, as printed, or one fixed value"
     )
     tau: float = Field(0.9, ge=0, description="the fixed value")
     labels: Literal["hard", "soft"] = Field("hard", description="pseudo-labels: the class, or p̄ itself")
@@ -35,7 +35,7 @@ class FedSEAL(Method):
     schedule_rate: float = Field(0.95, gt=0, le=1, description="λ's rate per round")
     schedule_until: int = Field(100, ge=0, description="the round after which λ stays")
     batches: Literal["joint", "paired"] = Field(
-        "joint", description="a mini-batch: B_c of D⁺ ∪ D⁻, or B_c of each with the smaller set repeated"
+        "paired", description="a mini-batch: B_c of D⁺ ∪ D⁻, or B_c of each with the smaller set repeated"
     )
 
     def start(self, server: Site) -> Packet:

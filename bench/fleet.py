@@ -1,0 +1,152 @@
+"""Whether many clients cost more than few: 10,000 clients of 49 images against 100, of which 10 are sampled.
+
+Both federations read the same memory-mapped file, have the same server and do the same work in a round, with
+a checkpoint after each.  There are two comparisons: at the start of a run, when no client has been sampled
+yet, and late in a run, when every client has been and its memory p̄ is there to be kept and saved.  Every case
+runs in a fresh process, and cases take turns.
+
+Memory is the sum of the highest resident sizes (VmHWM) of the parent and its workers, less pages of files
+(RssFile): libraries, and those images that were touched, both of which the processes share and the kernel can
+drop.  It leaves less that is the same for any number of clients, so the ratio is the stricter one.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from multiprocessing import active_children
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedseal.config import parse
+from fedseal.core import Packet
+from fedseal.data import sources
+from fedseal.data.pool import Federation, Pool
+from fedseal.engines.local import LocalEngine
+from fedseal.observers import Checkpoints, EventLog, Observer
+from fedseal.run import RoundDone, rounds
+from fedseal.sites import Sites
+
+FEW, MANY, EACH = 100, 10_000, 49
+LABELLED, VALIDATION, TEST = 500, 200, 1000
+WARM_UP, ROUNDS = 3, 12
+PROCESSES = 2  # of each case
+
+Measured = dict[str, float]
+
+
+def run() -> list[tuple[str, float, str]]:
+    """Rows of name, measured ratio and target."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        make_images(Path(folder))
+        for late in (False, True):
+            cases: dict[int, list[Measured]] = {FEW: [], MANY: []}
+            for clients in (FEW, MANY) * PROCESSES:
+                cases[clients].append(in_new_process(Path(folder), clients, late))
+            when = "every client has been sampled" if late else "start of a run"
+            few, many = (middle(those) for those in cases.values())
+            for key in few:
+                print(f"{when}, {key}: {FEW} clients {few[key]:.2f}, {MANY:,} clients {many[key]:.2f}")
+            for key, what in (("seconds", "seconds a round"), ("megabytes", "peak memory")):
+                rows.append((f"{MANY:,} / {FEW} clients, {what}, {when}", many[key] / few[key], "<= 1.2"))
+    return rows
+
+
+def middle(those: list[Measured]) -> Measured:
+    return {key: statistics.median(one[key] for one in those) for key in those[0]}
+
+
+def make_images(folder: Path) -> None:
+    """Enough images for the most clients: Fashion-MNIST again and again, moved by a pixel each time."""
+    source = sources.load("fashion-mnist", None, size=None, channels=None, progress=False)
+    number, each = LABELLED + VALIDATION + TEST + MANY * EACH, len(source.pixels)
+    shape = (number, *source.pixels.shape[1:])
+    pixels = np.lib.format.open_memmap(folder / "pixels.npy", "w+", np.uint8, shape)
+    for turn, start in enumerate(range(0, number, each)):
+        pixels[start : start + each] = np.roll(source.pixels, turn, axis=3)[: number - start]
+    pixels.flush()
+    np.save(folder / "labels.npy", np.resize(source.labels, number))
+
+
+def in_new_process(folder: Path, clients: int, late: bool) -> Measured:
+    command = [sys.executable, "-m", "bench.fleet", "--images", str(folder), "--case", str(clients)]
+    done = subprocess.run([*command, *["--late"] * late], check=True, stdout=subprocess.PIPE)
+    measured: Measured = json.loads(done.stdout)
+    return measured
+
+
+def case(folder: Path, clients: int, late: bool) -> Measured:
+    """Median seconds of a round, and megabytes of all processes together."""
+    sites = federate(folder, clients)
+    engine = LocalEngine(sites, memories(clients) if late else None)
+    with tempfile.TemporaryDirectory() as out:
+        observers: list[Observer] = [
+            EventLog(Path(out) / "events.jsonl", 0),
+            Checkpoints(Path(out) / "state.safetensors", engine, "", 1, WARM_UP + ROUNDS, time.perf_counter),
+        ]
+        seconds, start = [], time.perf_counter()
+        for event in rounds(sites.config.chosen(), sites.server(), engine, sites):
+            for observer in observers:
+                observer(event)
+            if isinstance(event, RoundDone):
+                seconds.append(time.perf_counter() - start)
+                start = time.perf_counter()
+    peaks = [peak(pid) for pid in (os.getpid(), *(worker.pid for worker in active_children()))]
+    engine.close()
+    resident, files = (sum(column) for column in zip(*peaks, strict=True))
+    return {
+        "seconds": statistics.median(seconds[WARM_UP:]),
+        "megabytes": resident - files,
+        "megabytes with files": resident,
+    }
+
+
+def federate(folder: Path, clients: int) -> Sites:
+    """So many clients, each with images from anywhere in the file."""
+    pixels, labels = (np.load(folder / name, mmap_mode="r") for name in ("pixels.npy", "labels.npy"))
+    pool = Pool("fleet", pixels, labels, tuple("0123456789"), {}, flips=True)
+    server = LABELLED + VALIDATION + TEST
+    labelled, validation, test = np.split(np.arange(server), [LABELLED, LABELLED + VALIDATION])
+    dealt = np.random.default_rng(0).permutation(np.arange(server, len(labels))).reshape(-1, EACH)[:clients]
+    rows, names = tuple(np.sort(row) for row in dealt), tuple(f"client-{k}" for k in range(clients))
+    raw = {
+        "rounds": WARM_UP + ROUNDS,
+        "cohort": 10,
+        "data": {"clients": clients, "images_per_client": EACH},
+        "fedseal": {"scope": "sampled", "bootstrap_epochs": 5},
+    }
+    return Sites(parse(raw, "fleet"), Federation(pool, labelled, validation, rows, names, {"test": test}))
+
+
+def memories(clients: int) -> dict[str, bytes]:
+    """What every client keeps once it has been sampled."""
+    images = {"mean": torch.full((EACH, 10), 0.1), "count": torch.ones(EACH, dtype=torch.int64)}
+    return {str(k): Packet({"images": images}, {"t": 0}).to_bytes() for k in range(clients)}
+
+
+def peak(pid: int | None) -> tuple[float, float]:
+    """Highest resident megabytes of a process so far, and how many are files' now."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    highest, files = (int(fields[name].split()[0]) / 1024 for name in ("VmHWM", "RssFile"))
+    return highest, files
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--case", type=int)
+    parser.add_argument("--images", type=Path)
+    parser.add_argument("--late", action="store_true")
+    given = parser.parse_args()
+    if given.case:
+        print(json.dumps(case(given.images, given.case, given.late)))
+    else:
+        for name, ratio, target in run():
+            print(f"{name}: {ratio:.2f} ({target})")
