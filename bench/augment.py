@@ -57,7 +57,9 @@ def _compare(what: str, images: Tensor, kornias_batch: int) -> tuple[str, float,
     floats = images.float().div(255).expand(-1, 3, -1, -1).contiguous()
     our_speeds, kornia_speeds = [], []
     for _ in range(REPEATS):  # taking turns, so that a busy machine slows down both
-        our_speeds.append(_images_per_second(lambda batch: rand_augment(batch, generator, n=2, m=10), [images]))
+        our_speeds.append(
+            _images_per_second(lambda batch: rand_augment(batch, generator, n=2, m=10), [images])
+        )
         kornia_speeds.append(_images_per_second(kornia, list(floats.split(kornias_batch))))
     our_speed, kornia_speed = statistics.median(our_speeds), statistics.median(kornia_speeds)
     print(f"{what}: rand_augment {our_speed:,.0f} img/s, kornia {kornia_speed:,.0f} img/s")

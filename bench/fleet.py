@@ -127,7 +127,8 @@ def federate(folder: Path, clients: int) -> Sites:
 
 def memories(clients: int) -> dict[str, bytes]:
     """What every client keeps once it has been sampled."""
-    images = {"mean": torch.full((EACH, 10), 0.1), "count": torch.ones(EACH, dtype=torch.int64)}
+    confidences = torch.randn(EACH, 10, generator=torch.Generator().manual_seed(0)).mul(5).softmax(dim=1)
+    images = {"mean": confidences, "count": torch.ones(EACH, dtype=torch.int64)}
     return {str(k): Packet({"images": images}, {"t": 0}).to_bytes() for k in range(clients)}
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from itertools import cycle
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ from fedseal.api import deal
 from fedseal.config import Config, load_config
 from fedseal.core import Packet, Reply
 from fedseal.data.pool import Ints
-from fedseal.engines.local import LocalEngine, default_workers
+from fedseal.engines.local import LocalEngine
 from fedseal.learn import INFERENCE_BATCH
 from fedseal.observers import Checkpoints, EventLog, Observer, TensorBoard
 from fedseal.run import Event, RoundDone, rounds
@@ -52,14 +52,15 @@ def run(repeats: int = REPEATS, bootstrap: int = BOOTSTRAP) -> list[tuple[str, f
         for observer in observers:
             stack.callback(observer.close)
         events = rounds(config.chosen(), sites.server(), engine, sites)
+        our_round(events, observers)  # also bootstraps and starts the workers
         bare = stack.enter_context(BareRound(sites))
-        for t in range(1 + repeats):  # taking turns, so that a busy machine slows down both
-            laps = our_round(events, observers)
-            bare_laps = bare(engine.counts)
-            if t > 0:  # the first also bootstraps and starts the workers
-                ours.append(laps)
-                bares.append(bare_laps)
-                print(f"round {t}: FedSEAL {laps['round']:.2f} s, bare loop {bare_laps['round']:.2f} s")
+        bare(engine.counts)
+        for _ in range(repeats):  # taking turns, so that a busy machine slows down both
+            ours.append(our_round(events, observers))
+            bares.append(bare(engine.counts))
+            print(
+                f"FedSEAL round {ours[-1]['round']:.2f} s, bare loop {bares[-1]['round']:.2f} s", flush=True
+            )
     for name, those in (("FedSEAL", ours), ("bare loop", bares)):
         middle = {lap: statistics.median(laps.get(lap, 0.0) for laps in those) for lap in ours[0]}
         print(f"{name}: " + ", ".join(f"{lap} {seconds:.3f} s" for lap, seconds in middle.items()))
@@ -145,7 +146,7 @@ class BareRound:
             len(federation.labelled), self.config.server.batch
         )
         self.parent = Bare(sites, self.tests)
-        workers = sites.config.engine.workers or default_workers(sites.device)
+        workers = max(len(active_children()), 1)  # as many as the engine has started
         self.workers = get_context("spawn").Pool(workers, _start, (sites,))
 
     def __enter__(self) -> "BareRound":

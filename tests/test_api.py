@@ -119,7 +119,7 @@ def test_the_classifier_agrees_with_the_run(finished: Path, tmp_path: Path) -> N
     config = load_config(finished / "config.toml")
     federation = api.deal(config.data, config.seed)
     rows = federation.tests["test"]
-    classifier = api.load(finished)
+    classifier = fedseal.load(finished)
     confidences = classifier(torch.from_numpy(federation.pool.pixels[rows].copy()))
     assert torch.allclose(confidences.sum(dim=1), torch.ones(len(rows)))
     right = (confidences.argmax(dim=1).numpy() == federation.pool.labels[rows]).mean()

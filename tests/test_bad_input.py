@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from conftest import Command, contents, same_weights
-from fedseal import api, cli
+from fedseal import api, cli, model_file
 from fedseal.config import load_config
 from fedseal.core import Packet
 from fedseal.data.sources import SOURCES
@@ -304,7 +304,7 @@ def test_clients_with_nan_are_left_out_and_the_run_goes_on(
     rounds = [event for event in events if event["event"] == "round"]
     assert [event["t"] for event in rounds] == [1, 2]
     assert sorted(rounds[0]["left_out"]) == ["client-0", "client-1", "client-2"]
-    assert api.load(run)(torch.zeros(1, 1, 28, 28, dtype=torch.uint8)).isfinite().all()
+    assert model_file.load(run)(torch.zeros(1, 1, 28, 28, dtype=torch.uint8)).isfinite().all()
 
 
 def test_nan_at_the_server_stops_the_run_and_says_why(

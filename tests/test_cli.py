@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from conftest import SHAPES, Command, contents, same_weights, settings
-from fedseal import api
+from fedseal import api, model_file
 from fedseal.config import load_config, parse, presets
 from fedseal.data import cache, sources
 
@@ -139,7 +139,7 @@ def test_own_images_from_training_to_prediction(
     answer = fedseal("predict", run, *images)
     assert answer.code == 0
     lines = answer.out.splitlines()
-    for image, line, (name, sure) in zip(images, lines, api.load(run).predict(images), strict=True):
+    for image, line, (name, sure) in zip(images, lines, model_file.load(run).predict(images), strict=True):
         assert line == f"{image}  {name}  {sure:.1%}" and name in SHAPES
     assert fedseal("predict", run / "model.safetensors", *images).out == answer.out
 

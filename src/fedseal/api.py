@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -12,27 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as save_safetensors
-from torch import Tensor
 
 from fedseal import weights
 from fedseal.config import Config, load_config, parse
-from fedseal.core import Packet, Site
+from fedseal.core import Engine, Packet, Site
 from fedseal.data import sources
-from fedseal.data.folders import read_image
 from fedseal.data.pool import Federation
 from fedseal.data.splits import DataSettings, split
 from fedseal.engines.local import LocalEngine
 from fedseal.errors import UserError
 from fedseal.files import write_atomic
 from fedseal.machine import cores, threads
-from fedseal.models import ModelSettings, Network, build
+from fedseal.model_file import load, save_model
 from fedseal.observers import Checkpoints, EventLog, Observer, ProgressBar, TensorBoard, Warnings, read_events
 from fedseal.run import Checkpoint, Examination, rounds
 from fedseal.sites import Sites
+
+StartEngine = Callable[[Sites, Mapping[str, bytes]], Engine]  # from the sites and the clients' memories
 
 LAST = 10  # rounds that a run's accuracy is averaged over, since single rounds wander
 
@@ -82,13 +79,25 @@ def train(
     return run(config, folder, resume=resume, console=Console(quiet=quiet))
 
 
-def run(config: Config, folder: Path, *, resume: bool, console: Console) -> Result:
-    """Trains as configured into a folder; a run that has ended already is not run again."""
+def run(
+    config: Config,
+    folder: Path,
+    *,
+    resume: bool,
+    console: Console,
+    federation: Federation | None = None,
+    start_engine: StartEngine | None = None,
+) -> Result:
+    """Trains as configured into a folder; a run that has ended already is not run again.
+
+    Data and engine are as configured unless they are given.
+    """
     config = claim(folder, config, resume)
     if (finished := _finished(folder, config)) is not None:
         return finished
     started = time.perf_counter()
-    federation = deal(config.data, config.seed, quiet=console.quiet)
+    if federation is None:
+        federation = deal(config.data, config.seed, quiet=console.quiet)
     check(config, federation)
     sites = Sites(config, federation)
     server = sites.server()
@@ -108,7 +117,7 @@ def run(config: Config, folder: Path, *, resume: bool, console: Console) -> Resu
 
     with ExitStack() as stack:
         stack.enter_context(threads(config.server.threads))
-        engine = LocalEngine(sites, resumed.memories if resumed else None)
+        engine = (start_engine or engine_of(config))(sites, resumed.memories if resumed else {})
         stack.callback(engine.close)
         observers: list[Observer] = [
             EventLog(folder / "events.jsonl", done),
@@ -128,6 +137,17 @@ def run(config: Config, folder: Path, *, resume: bool, console: Console) -> Resu
                 observer(event)
             state = getattr(event, "state", state)
     return _finish(folder, sites, state, seconds())
+
+
+def engine_of(config: Config) -> StartEngine:
+    """The engine by its name in the configuration."""
+    if config.engine.name == "local":
+        return LocalEngine
+    try:
+        from fedseal.engines.flower_server import simulate
+    except ImportError as error:
+        raise UserError("The Flower engine is not installed: pip install 'fedseal[flower]'.") from error
+    return simulate
 
 
 def claim(folder: Path, config: Config, resume: bool) -> Config:
@@ -257,69 +277,6 @@ def versions() -> dict[str, str]:
     """What the numbers were made with."""
     packages = {name: version(name) for name in ("fedseal", "torch", "numpy")}
     return packages | {"python": platform.python_version(), "machine": platform.machine()}
-
-
-def save_model(path: Path, values: weights.Tensors, sites: Sites) -> None:
-    """Weights as safetensors; its header says all that it takes to use them."""
-    pool = sites.federation.pool
-    about = {
-        "model": sites.config.model.model_dump(),
-        "classes": pool.classes,
-        "channels": pool.pixels.shape[1],
-        "size": pool.pixels.shape[2],
-        "mean": values["mean"].flatten().tolist(),
-        "std": values["std"].flatten().tolist(),
-        "version": version("fedseal"),
-    }
-    write_atomic(path, bytes(save_safetensors(values, {"fedseal": json.dumps(about)})))
-
-
-@dataclass(frozen=True)
-class Classifier:
-    """A trained model, ready to use."""
-
-    model: Network
-    classes: tuple[str, ...]
-    channels: int
-    size: int
-
-    @torch.inference_mode()
-    def __call__(self, images: Tensor) -> Tensor:
-        """Confidences [n, M] of images [n, C, H, W], uint8."""
-        confidences: Tensor = self.model(images).softmax(dim=1)
-        return confidences
-
-    def predict(self, paths: Sequence[str | os.PathLike[str]]) -> list[tuple[str, float]]:
-        """Class and confidence of image files."""
-        images = [read_image(Path(path), self.size, self.channels) for path in paths]
-        confidence, best = self(torch.from_numpy(np.stack(images))).max(dim=1)
-        return [(self.classes[m], float(p)) for m, p in zip(best.tolist(), confidence.tolist(), strict=True)]
-
-
-def load(run: str | os.PathLike[str]) -> Classifier:
-    """The model of a run folder, or a model file."""
-    path = Path(run)
-    path = path / "model.safetensors" if path.is_dir() else path
-    if not path.exists():
-        raise UserError(f"There is no model {path}: give a finished run's folder.")
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads(file.metadata()["fedseal"])
-            values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        classes, channels, size = tuple(about["classes"]), int(about["channels"]), int(about["size"])
-        model = build(
-            ModelSettings.model_validate(about["model"]),
-            channels=channels,
-            size=size,
-            classes=len(classes),
-            mean=about["mean"],
-            std=about["std"],
-            seed=0,
-        )
-        weights.load(model, values)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"{path} is no fedseal model, or is damaged: {type(error).__name__}.") from error
-    return Classifier(model.eval(), classes, channels, size)
 
 
 def evaluate(run: str | os.PathLike[str]) -> dict[str, Any]:

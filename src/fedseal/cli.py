@@ -20,6 +20,7 @@ from fedseal.config import load_config, parse_value, presets
 from fedseal.data import cache, sources
 from fedseal.data.pool import Federation
 from fedseal.errors import UserError
+from fedseal.model_file import load
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -62,6 +63,9 @@ def train(
     workers: Annotated[
         int | None, typer.Option(metavar="N", help="Worker processes; left out: one per core.")
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="NAME", help="local, or flower for Flower's simulation.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     baseline: Annotated[
         bool, typer.Option("--baseline", help="Also train Server-SL on the same split, to compare.")
@@ -74,6 +78,8 @@ def train(
         changes["seed"] = seed
     if workers is not None:
         changes["engine.workers"] = workers
+    if engine is not None:
+        changes["engine.name"] = engine
     config = load_config(source, changes)
     folder = out or Path("runs") / f"{Path(source).stem}-seed{config.seed}"
     talk = Console(quiet=quiet, highlight=False)
@@ -151,7 +157,7 @@ def predict(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...")],
 ) -> None:
     """Say the class, and how sure the model is, for image files of your own."""
-    for path, (name, confidence) in zip(images, api.load(run).predict(images), strict=True):
+    for path, (name, confidence) in zip(images, load(run).predict(images), strict=True):
         console.print(f"{escape(str(path))}  [bold]{escape(name)}[/]  {confidence:.1%}", soft_wrap=True)
 
 

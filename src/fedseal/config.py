@@ -23,9 +23,18 @@ from fedseal.models import ModelSettings
 class EngineSettings(Settings):
     """The `[engine]` section: how a run is carried out. Nothing here changes its result."""
 
+    name: Literal["local", "flower"] = Field(
+        "local", description="clients in worker processes of this machine, or on Flower (its simulation)"
+    )
     workers: int = Field(0, ge=0, description="worker processes for the clients; 0: one per core")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where tensors live")
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+    deadline: float = Field(
+        600, gt=0, description="seconds that a round waits for clients on other machines; then without them"
+    )
+    min_replies: int = Field(
+        1, ge=0, description="usable replies that a round needs, where so many are asked; fewer end the run"
+    )
 
 
 class Config(Settings):

@@ -78,7 +78,13 @@ class Packet:
 
     def to_bytes(self) -> bytes:
         """Safetensors, with the scalars in its header."""
-        flat = {f"{g}/{k}": v.contiguous() for g, group in self.tensors.items() for k, v in group.items()}
+        flat: Tensors = {}
+        seen: set[int] = set()
+        for group, values in self.tensors.items():
+            for name, value in values.items():
+                storage = value.untyped_storage().data_ptr()  # safetensors refuses what shares memory
+                flat[f"{group}/{name}"] = value.clone() if storage in seen else value.contiguous()
+                seen.add(storage)
         header = json.dumps({"groups": list(self.tensors), "scalars": dict(self.scalars)})
         return bytes(save_safetensors(flat, {"packet": header}))  # one key: several come in any order
 

@@ -136,8 +136,12 @@ class BasicBlock(nn.Module):
 class ResNet18(nn.Module):
     """He et al. 2016 with two basic blocks at each of four widths."""
 
-    def __init__(self, channels: int, classes: int, norm: Norm, width: int, stem: str) -> None:
+    def __init__(self, channels: int, size: int, classes: int, norm: Norm, width: int, stem: str) -> None:
         super().__init__()
+        if stem == "large" and norm == "batch" and size < 64:  # its last maps are 1×1
+            raise UserError(
+                f"The large stem with batch norm needs 64×64 images, not {size}×{size}: use 'small'."
+            )
         w = width
         self.stem: nn.Module = _conv(channels, w, norm)
         if stem == "large":
@@ -174,7 +178,7 @@ def build(
             case "resnet9":
                 body = ResNet9(channels, size, classes, settings.norm, settings.width)
             case "resnet18":
-                body = ResNet18(channels, classes, settings.norm, settings.width, settings.stem)
+                body = ResNet18(channels, size, classes, settings.norm, settings.width, settings.stem)
         network = Network(body, mean, std)
     # Channels-last weights train LeNet 1.75 × as fast on a CPU.
     for parameter in network.parameters():

@@ -121,6 +121,11 @@ def rounds(
             else:
                 replies[reply.client] = reply
             yield ClientDone(t, done, len(requests))
+        if len(replies) < min(config.engine.min_replies, len(requests)):
+            raise UserError(
+                f"Round {t}: {len(replies)} of {len(requests)} clients gave a usable reply, fewer than"
+                f" engine.min_replies ({config.engine.min_replies}): go on with --resume when they are back."
+            )
         packets = {k: replies[k].packet for k in sorted(replies)}
         state = method.collect(round, state, packets, server)
         clock.lap("clients")
@@ -164,7 +169,9 @@ class Examination:
         tests = sites.federation.tests
         rows = np.unique(np.concatenate([np.zeros(0, np.int64), *tests.values()]))
         self.images: Images = sites.images(rows, labels=True)  # an image in two test sets is looked at once
-        self.tests = {name: torch.from_numpy(np.searchsorted(rows, test)) for name, test in tests.items()}
+        self.tests = {
+            name: torch.from_numpy(np.searchsorted(rows, test)) for name, test in tests.items() if len(test)
+        }
 
     def __call__(self, server: Site, state: Packet) -> dict[str, Any]:
         result: dict[str, Any] = {}

@@ -23,7 +23,7 @@ def average(models: Mapping[int, Mapping[str, Tensor]]) -> Tensors:
 def _mean(values: list[Tensor]) -> Tensor:
     if not values[0].is_floating_point():
         return torch.stack(values).amax(dim=0)
-    total = values[0].double()
+    total = values[0].to(torch.float64, copy=True)
     for value in values[1:]:
         total += value
     return (total / len(values)).to(values[0].dtype)

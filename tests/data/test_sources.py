@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from fedseal.data import cache, download, sources
+from fedseal.data import cache, download, parquet, sources
 from fedseal.data.pool import Pool
 from fedseal.data.sources import SOURCES, Source
 from fedseal.errors import UserError
@@ -412,7 +412,7 @@ def test_parquet_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert pool.classes == ("no", "yes") and pool.flips is False and pool.name == "parquet"
     larger = sources.load("parquet", folder, size=16, channels=3, flips=True)
     assert larger.pixels.shape == (5, 3, 16, 16) and larger.flips
-    monkeypatch.setattr(sources, "_parquet", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr(parquet, "read_parts", lambda *_: pytest.fail("decoded again"))
     assert np.array_equal(sources.load("parquet", folder).pixels, pool.pixels)
 
 

@@ -248,7 +248,7 @@ def test_a_client_has_no_labels() -> None:
     assert client.data.labels is None and client.validation is None
     rows = sites.federation.clients[1]
     assert torch.equal(client.data.pixels, torch.from_numpy(sites.federation.pool.pixels[rows]))
-    assert client.name == "client-1"
+    assert client.name == sites.federation.names[1]
 
 
 def test_truth_counts_right_labels() -> None:

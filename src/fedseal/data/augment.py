@@ -3,11 +3,10 @@
 The strong one is RandAugment of Cubuk, Zoph, Shlens and Le, "RandAugment: Practical automated data
 augmentation with a reduced search space" (2020), with the fourteen operations of that paper.
 
-Each operation gives the pixels that Pillow gives (nearest sampling, black outside).  What makes it fast:
-the images are sorted by the operation and sign they drew, so that all of a kind lie side by side and go
-through it together, in a few passes of NumPy over memory that fits the cache.  NumPy, because on arrays of
-this size its calls cost less than torch's and it turns floats into bytes several times faster.  All chance
-comes from the generator that is passed in.
+Each operation gives the pixels that Pillow gives (nearest sampling, black outside).  What makes it fast: all
+images that drew the same operation go through it together, in a few passes over memory that the cache holds.
+The arrays are NumPy's, whose calls cost less than torch's and which makes bytes of floats several times
+faster; torch does what it is faster at.  All chance comes from the generator that is passed in.
 """
 
 import math
@@ -24,8 +23,7 @@ from torch.nn.functional import pad
 HIGHEST_MAGNITUDE = 30  # of the scale on which the paper gives M
 
 GREYS = np.arange(256, dtype=np.uint8)
-
-LUMA = np.array([19595, 38470, 7471], np.float32)  # Pillow's weights of red, green and blue, of 65536
+LUMA = np.array([19595, 38470, 7471], np.float32) / 65536  # Pillow's weights of red, green and blue
 
 Bytes = NDArray[np.uint8]
 Indices = NDArray[np.int64]
@@ -82,28 +80,30 @@ def rand_augment(images: Tensor, generator: torch.Generator, *, n: int = 2, m: i
     signs = torch.randint(2, (n, len(images)), generator=generator).numpy()
     signed = np.array([len(values) - 1 for values in table.values()])
 
-    result = images.clone(memory_format=torch.contiguous_format)
-    everything = result.numpy()  # the same memory
+    source = images.contiguous().numpy()
+    result = np.empty_like(source) if n else source.copy()
     for variants in (2 * drawn + signs * signed[drawn]).astype(np.uint8):
         for name, magnitude, those in _groups(variants, table):
-            everything[those] = _ON_ARRAYS[name](everything.take(those, axis=0), magnitude)
-    return result
+            result[those] = _ON_ARRAYS[name](source.take(those, axis=0), magnitude)
+        source = result
+    return torch.from_numpy(result)
 
 
 def _groups(variants: Bytes, table: dict[str, tuple[float, ...]]) -> Iterator[tuple[str, Factor, Indices]]:
-    """Operation, magnitude and images of each group; `variants` are 2 * operation, + 1 if the sign is minus."""
+    """Operation, magnitude and images of each group; a variant is twice the operation, plus one for minus."""
     order = variants.argsort(kind="stable")
-    bounds = np.searchsorted(variants[order], np.arange(2 * len(table) + 1)).tolist()
-    for i, (name, values) in enumerate(table.items()):
-        start, middle, stop = bounds[2 * i : 2 * i + 3]
+    stops = np.bincount(variants, minlength=2 * len(table)).cumsum().tolist()
+    values = np.array([(pair[0], pair[-1]) for pair in table.values()], np.float32).ravel()
+    factors = torch.from_numpy(values[variants[order]]).view(-1, 1, 1, 1)
+    start = 0
+    for (name, pair), middle, stop in zip(table.items(), stops[::2], stops[1::2], strict=True):
         if name in ENHANCEMENTS and start < stop:
-            factors = np.repeat(np.array(values, np.float32), (middle - start, stop - middle))
-            yield name, torch.from_numpy(factors).view(-1, 1, 1, 1), order[start:stop]
-        elif name != "identity":
-            if start < middle:
-                yield name, values[0], order[start:middle]
-            if middle < stop:
-                yield name, values[-1], order[middle:stop]
+            yield name, factors[start:stop], order[start:stop]
+        else:
+            for first, last, value in ((start, middle, pair[0]), (middle, stop, pair[-1])):
+                if first < last:
+                    yield name, value, order[first:last]
+        start = stop
 
 
 def magnitudes(m: int, height: int, width: int) -> dict[str, tuple[float, ...]]:
@@ -150,10 +150,6 @@ def _check(images: Tensor) -> None:
 # values from 0 to below 256, whose fractions are dropped when they are stored as bytes.
 
 
-def _identity(images: Bytes, _: float) -> Bytes:
-    return images
-
-
 def _auto_contrast(images: Bytes, _: float) -> NDArray[np.float64]:
     planes = _planes(images)
     darkest, brightest = planes.min(1, keepdims=True), planes.max(1, keepdims=True)
@@ -175,28 +171,26 @@ def _equalize(images: Bytes, _: float) -> Bytes:
     of_brightest = histogram[np.arange(count), planes.max(1)]
     pixels_per_level = (pixels - of_brightest[:, None]) // 255
     step = np.maximum(pixels_per_level, 1)
-    levels = (histogram.cumsum(1) - histogram + step // 2).astype(np.float32)  # of the darker pixels
-    levels /= step.astype(np.float32)
-    tables = torch.from_numpy(levels).clamp_(max=255).numpy().astype(np.uint8)
+    histogram[:, :1] += step // 2  # for rounding; the level of black stays 0
+    up_to = histogram.cumsum(1)[:, :-1].astype(np.float32)
+    up_to /= step.astype(np.float32)
+    tables = np.zeros((count, 256), np.uint8)
+    tables[:, 1:] = torch.from_numpy(up_to).clamp_(max=255).numpy()
     tables[pixels_per_level[:, 0] == 0] = GREYS
     return torch.from_numpy(tables.ravel()).index_select(0, line).numpy().reshape(images.shape)
 
 
-def _solarize(images: Bytes, threshold: float) -> Bytes:
-    return images ^ _mask(images >= math.ceil(threshold))
-
-
-def _posterize(images: Bytes, bits: float) -> Bytes:
-    return images & np.uint8(256 - 2 ** (8 - int(bits)))
-
-
 def _color(images: Bytes, factor: Factor) -> NDArray[Any]:
-    return images if images.shape[1] == 1 else _blend(_grey(images), images, factor)
+    if images.shape[1] == 1:
+        return images
+    floats = images.astype(np.float32)
+    return _blend(_grey(floats), floats, factor)
 
 
 def _contrast(images: Bytes, factor: Factor) -> NDArray[np.float32]:
-    total = _grey(images).astype(np.uint32).sum((2, 3), keepdims=True, dtype=np.uint32)
-    return _blend(np.floor(total / images[0, 0].size + 0.5), images, factor)
+    floats = images.astype(np.float32)
+    total = _grey(floats).sum((2, 3), keepdims=True, dtype=np.uint32)
+    return _blend(np.floor(total / (images.shape[2] * images.shape[3]) + 0.5), floats, factor)
 
 
 def _brightness(images: Bytes, factor: Factor) -> NDArray[np.float32]:
@@ -216,34 +210,31 @@ def _sharpness(images: Bytes, factor: Factor) -> NDArray[Any]:
     sums = 4 * line[edge:-edge]
     for rows in (across[: -2 * width], across[width:-width], across[2 * width :]):
         sums += rows
-    sums += 6
-    sums //= 13
-    smooth.ravel()[edge:-edge] = sums
+    smooth.ravel()[edge:-edge] = (sums + 6) // 13  # to the nearest
     smooth[:, :, :: height - 1] = images[:, :, :: height - 1]
     smooth[..., :: width - 1] = images[..., :: width - 1]
-    return _blend(smooth, images, factor)
+    return _blend(smooth, images.astype(np.float32), factor)
 
 
 def _planes(images: Bytes) -> Bytes:
     return images.reshape(-1, images.shape[2] * images.shape[3])
 
 
-def _grey(images: Bytes) -> NDArray[Any]:
-    """Luma as Pillow makes L of RGB: in integers, all below 2^24 and so exact in single precision."""
+def _grey(images: NDArray[np.float32]) -> Bytes:
+    """Luma as Pillow makes L of RGB: sums of less than 2^24 times 2^-16, and so exact in single precision."""
     if images.shape[1] == 1:
-        return images
-    grey = LUMA @ images.reshape(len(images), 3, -1).astype(np.float32)
-    grey += 0x8000
-    grey *= 2**-16
-    return np.floor(grey, out=grey).reshape(-1, 1, *images.shape[2:])
+        return images.astype(np.uint8)
+    grey = LUMA @ images.reshape(len(images), 3, -1) + np.float32(0.5)
+    return grey.astype(np.uint8).reshape(-1, 1, *images.shape[2:])
 
 
-def _blend(start: NDArray[Any], end: Bytes, factor: Factor) -> NDArray[np.float32]:
-    """The point at `factor` on the line from `start` (0) to `end` (1), in Pillow's single precision."""
-    # By torch, which is faster than NumPy at broadcasting and at `clamp_`.
-    first = torch.from_numpy(start.astype(np.float32))
-    line = torch.from_numpy(end.astype(np.float32))
-    return line.sub_(first).mul_(factor).add_(first).clamp_(0, 255).numpy()
+def _blend(start: NDArray[Any], end: NDArray[np.float32], factor: Factor) -> NDArray[np.float32]:
+    """The point at `factor` on the line from `start` (0) to `end` (1), in Pillow's single precision.
+
+    It takes the place of `end`.  By torch, which is faster than NumPy at broadcasting and at `clamp_`.
+    """
+    first = torch.from_numpy(start).float()
+    return torch.from_numpy(end).sub_(first).mul_(factor).add_(first).clamp_(0, 255).numpy()
 
 
 # ------------------------------------------------------------------ operations on positions
@@ -256,22 +247,6 @@ def _rotate(images: Bytes, degrees: float) -> Bytes:
     cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
     x, y = images.shape[3] / 2, images.shape[2] / 2
     return _transform(images, (cos, sin, -cos * x - sin * y + x, -sin, cos, sin * x - cos * y + y))
-
-
-def _shear_x(images: Bytes, slope: float) -> Bytes:
-    return _transform(images, (1, slope, 0, 0, 1, 0))
-
-
-def _shear_y(images: Bytes, slope: float) -> Bytes:
-    return _transform(images, (1, 0, 0, slope, 1, 0))
-
-
-def _translate_x(images: Bytes, pixels: float) -> Bytes:
-    return _transform(images, (1, 0, int(pixels), 0, 1, 0))
-
-
-def _translate_y(images: Bytes, pixels: float) -> Bytes:
-    return _transform(images, (1, 0, 0, 0, 1, int(pixels)))
 
 
 def _transform(images: Bytes, matrix: AffineMatrix) -> Bytes:
@@ -321,34 +296,32 @@ def _mask(where: NDArray[np.bool_]) -> Bytes:
     return -where.view(np.uint8)  # 255 or 0
 
 
-ENHANCEMENTS = ("color", "contrast", "brightness", "sharpness")  # these take a factor for each image, too
-
+ENHANCEMENTS = ("color", "contrast", "brightness", "sharpness")  # these can take a factor for each image
 _ON_ARRAYS: dict[str, Callable[[Bytes, Any], NDArray[Any]]] = {
-    "identity": _identity,
+    "identity": lambda images, _: images,
     "auto_contrast": _auto_contrast,
     "equalize": _equalize,
     "rotate": _rotate,
-    "solarize": _solarize,
+    "solarize": lambda images, threshold: images ^ _mask(images >= math.ceil(threshold)),
     "color": _color,
-    "posterize": _posterize,
+    "posterize": lambda images, bits: images & np.uint8(256 - 2 ** (8 - int(bits))),
     "contrast": _contrast,
     "brightness": _brightness,
     "sharpness": _sharpness,
-    "shear_x": _shear_x,
-    "shear_y": _shear_y,
-    "translate_x": _translate_x,
-    "translate_y": _translate_y,
+    "shear_x": lambda images, slope: _transform(images, (1, slope, 0, 0, 1, 0)),
+    "shear_y": lambda images, slope: _transform(images, (1, 0, 0, slope, 1, 0)),
+    "translate_x": lambda images, pixels: _transform(images, (1, 0, int(pixels), 0, 1, 0)),
+    "translate_y": lambda images, pixels: _transform(images, (1, 0, 0, 0, 1, int(pixels))),
 }
 
 
-def _on_tensors(operation: Callable[[Bytes, Any], NDArray[Any]]) -> Callable[[Tensor, float], Tensor]:
-    def on_tensors(images: Tensor, magnitude: float) -> Tensor:
-        before = images.contiguous().numpy()
-        return torch.from_numpy(np.array(operation(before, magnitude)).astype(np.uint8))
+def _on_tensors(name: str) -> Callable[[Tensor, float], Tensor]:
+    def operation(images: Tensor, magnitude: float) -> Tensor:
+        return torch.from_numpy(_ON_ARRAYS[name](images.contiguous().numpy(), magnitude).astype(np.uint8))
 
-    return on_tensors
+    return operation
 
 
 # Each takes uint8 images and a magnitude in its own unit: degrees counter-clockwise, slope, whole pixels to
 # the left or up, bits kept, lowest grey value inverted, or factor of enhancement, 1 for none.
-OPERATIONS = {name: _on_tensors(operation) for name, operation in _ON_ARRAYS.items()}
+OPERATIONS = {name: _on_tensors(name) for name in _ON_ARRAYS}

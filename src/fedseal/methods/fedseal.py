@@ -32,8 +32,8 @@ class FedSEAL(Method):
     labels: Literal["hard", "soft"] = Field("hard", description="pseudo-labels: the class, or p̄ itself")
     positive_weight: float = Field(0.25, ge=0, description="λ0")
     schedule: paper.Schedule = Field("approach-one", description="how λ goes from λ0")
-    schedule_rate: float = Field(0.95, gt=0, le=1, description="λ's rate per round")
-    schedule_until: int = Field(100, ge=0, description="the round after which λ stays")
+    schedule_rate: float = Field(0.95, ge=0.5, le=1, description="λ's rate per round")
+    schedule_until: int = Field(100, ge=0, le=1000, description="the round after which λ stays")
     batches: Literal["joint", "paired"] = Field(
         "paired", description="a mini-batch: B_c of D⁺ ∪ D⁻, or B_c of each with the smaller set repeated"
     )
@@ -144,11 +144,12 @@ class FedSEAL(Method):
 
 
 def remember(w: Tensors, t: int, memory: Packet, client: Site) -> Packet:
-    """Eq. 8: p̄ with w^t taken in, once for each round however often the request comes.
+    """Eq. 8: p̄ with w^t taken in, once for each round however often and late the request comes.
 
-    Each image has its own count, so that a client that misses rounds, or gains images, stays right.
+    Each image has its own count, so that a client that misses rounds stays right, and an image that an engine
+    adds to the memory with a count of 0 starts fresh.
     """
-    if memory.scalars.get("t") == t:
+    if int(memory.scalars.get("t", 0)) >= t:
         return memory
     probs = predict(client, w, client.data)
     past = memory.tensors.get("images") or {

@@ -1,0 +1,84 @@
+"""A trained model as one safetensors file, whose header says all that it takes to use it."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as save_safetensors
+from torch import Tensor
+
+from fedseal import weights
+from fedseal.data.folders import read_image
+from fedseal.errors import UserError
+from fedseal.files import write_atomic
+from fedseal.models import ModelSettings, Network, build
+from fedseal.sites import Sites
+
+
+def save_model(path: Path, values: weights.Tensors, sites: Sites) -> None:
+    """Weights as safetensors; its header says all that it takes to use them."""
+    pool = sites.federation.pool
+    about = {
+        "model": sites.config.model.model_dump(),
+        "classes": pool.classes,
+        "channels": pool.pixels.shape[1],
+        "size": pool.pixels.shape[2],
+        "mean": values["mean"].flatten().tolist(),
+        "std": values["std"].flatten().tolist(),
+        "version": version("fedseal"),
+    }
+    write_atomic(path, bytes(save_safetensors(values, {"fedseal": json.dumps(about)})))
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A trained model, ready to use."""
+
+    model: Network
+    classes: tuple[str, ...]
+    channels: int
+    size: int
+
+    @torch.inference_mode()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Confidences [n, M] of images [n, C, H, W], uint8."""
+        confidences: Tensor = self.model(images).softmax(dim=1)
+        return confidences
+
+    def predict(self, paths: Sequence[str | os.PathLike[str]]) -> list[tuple[str, float]]:
+        """Class and confidence of image files."""
+        images = [read_image(Path(path), self.size, self.channels) for path in paths]
+        confidence, best = self(torch.from_numpy(np.stack(images))).max(dim=1)
+        return [(self.classes[m], float(p)) for m, p in zip(best.tolist(), confidence.tolist(), strict=True)]
+
+
+def load(run: str | os.PathLike[str]) -> Classifier:
+    """The model of a run folder, or a model file."""
+    path = Path(run)
+    path = path / "model.safetensors" if path.is_dir() else path
+    if not path.exists():
+        raise UserError(f"There is no model {path}: give a finished run's folder.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads(file.metadata()["fedseal"])
+            values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        classes, channels, size = tuple(about["classes"]), int(about["channels"]), int(about["size"])
+        model = build(
+            ModelSettings.model_validate(about["model"]),
+            channels=channels,
+            size=size,
+            classes=len(classes),
+            mean=about["mean"],
+            std=about["std"],
+            seed=0,
+        )
+        weights.load(model, values)
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"{path} is no fedseal model, or is damaged: {type(error).__name__}.") from error
+    return Classifier(model.eval(), classes, channels, size)
