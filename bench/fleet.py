@@ -29,6 +29,7 @@ from fedseal.core import Packet
 from fedseal.data import sources
 from fedseal.data.pool import Federation, Pool
 from fedseal.engines.local import LocalEngine
+from fedseal.machine import threads
 from fedseal.observers import Checkpoints, EventLog, Observer
 from fedseal.run import RoundDone, rounds
 from fedseal.sites import Sites
@@ -86,7 +87,7 @@ def case(folder: Path, clients: int, late: bool) -> Measured:
     """Median seconds of a round, and megabytes of all processes together."""
     sites = federate(folder, clients)
     engine = LocalEngine(sites, memories(clients) if late else None)
-    with tempfile.TemporaryDirectory() as out:
+    with tempfile.TemporaryDirectory() as out, threads(sites.config.server.threads):
         observers: list[Observer] = [
             EventLog(Path(out) / "events.jsonl", 0),
             Checkpoints(Path(out) / "state.safetensors", engine, "", 1, WARM_UP + ROUNDS, time.perf_counter),
@@ -119,6 +120,7 @@ def federate(folder: Path, clients: int) -> Sites:
     raw = {
         "rounds": WARM_UP + ROUNDS,
         "cohort": 10,
+        "server": {"threads": 1},  # as in the presets with LeNet
         "data": {"clients": clients, "images_per_client": EACH},
         "fedseal": {"scope": "sampled", "bootstrap_epochs": 5},
     }

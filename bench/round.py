@@ -2,7 +2,7 @@
 
 The bare loop makes the gradient steps and inferences of the round just measured, in the same batch sizes, on
 batches that are normalised floats from the start; with the same LeNet and the same processes and threads:
-clients one after another in workers of one thread, the server's part and evaluation in the parent.  It has no
+the clients' part in as many workers as the engine has, the server's and evaluation in the parent.  It has no
 augmentation, no labels to choose, nothing to send or to save, and plain cross-entropy for a loss.
 
 The measured round is the real thing: `fedseal.run.rounds` on the local engine, with evaluation, events,
@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from itertools import cycle
 from multiprocessing import active_children, get_context
@@ -28,6 +29,7 @@ from fedseal.core import Packet, Reply
 from fedseal.data.pool import Ints
 from fedseal.engines.local import LocalEngine
 from fedseal.learn import INFERENCE_BATCH
+from fedseal.machine import cores, threads
 from fedseal.observers import Checkpoints, EventLog, Observer, TensorBoard
 from fedseal.run import Event, RoundDone, rounds
 from fedseal.sites import Sites
@@ -42,10 +44,11 @@ Laps = dict[str, float]
 def run(repeats: int = REPEATS, bootstrap: int = BOOTSTRAP) -> list[tuple[str, float, str]]:
     """Row of name, measured ratio of seconds per round, and target."""
     changes = {"rounds": 1 + repeats, "fedseal.bootstrap_epochs": bootstrap}
-    config = load_config("fmnist-lenet", changes)
+    config = load_config("fmnist-lenet", changes).with_threads(cores())
     sites = Sites(config, deal(config.data, config.seed))
     ours, bares = list[Laps](), list[Laps]()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        stack.enter_context(threads(config.server.threads))
         engine = Counting(sites)
         stack.callback(engine.close)
         observers = watchers(Path(folder), engine, config)
@@ -86,10 +89,10 @@ def our_round(events: Iterator[Event], observers: list[Observer]) -> Laps:
         for observer in observers:
             observer(event)
         if isinstance(event, RoundDone):
-            break
-    total = time.perf_counter() - start
-    laps: Laps = event.metrics["seconds"]
-    return laps | {"observers": total - sum(laps.values()), "round": total}
+            total = time.perf_counter() - start
+            laps: Laps = event.metrics["seconds"]
+            return laps | {"observers": total - sum(laps.values()), "round": total}
+    raise AssertionError("there are no more rounds")
 
 
 class Counting(LocalEngine):
@@ -147,14 +150,13 @@ class BareRound:
         )
         self.parent = Bare(sites, self.tests)
         workers = max(len(active_children()), 1)  # as many as the engine has started
-        self.workers = get_context("spawn").Pool(workers, _start, (sites,))
+        self.workers = ProcessPoolExecutor(workers, get_context("spawn"), _start, (sites,))
 
     def __enter__(self) -> "BareRound":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.workers.terminate()
-        self.workers.join()
+        self.workers.shutdown()
 
     def __call__(self, counts: Mapping[int, tuple[int, int]]) -> Laps:
         """`counts` are |D⁺| and |D⁻| of each client."""
@@ -163,7 +165,7 @@ class BareRound:
         self.parent.infer(self.validation)
         server = time.perf_counter()
         tasks = [(self.images[k], self.client_steps(*counts[k])) for k in sorted(counts)]
-        for _ in self.workers.imap_unordered(_client, tasks):
+        for _ in self.workers.map(_client, tasks):
             pass
         clients = time.perf_counter()
         for _ in ("model", "average"):
@@ -196,7 +198,7 @@ _worker: Bare
 
 def _start(sites: Sites) -> None:
     global _worker
-    torch.set_num_threads(1)
+    torch.set_num_threads(sites.config.client.threads)
     _worker = Bare(sites, sites.federation.clients[0])
 
 

@@ -172,13 +172,17 @@ def test_ctrl_c_stops_cleanly_and_the_run_goes_on_later(
         text=True,
         start_new_session=True,
     )
-    log, deadline = run / "events.jsonl", time.monotonic() + 120
-    while not (log.exists() and log.read_text()):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    assert len(processes_of(process.pid)) >= 3  # the run and two workers at least
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
-    _, said = process.communicate(timeout=30)
+    log, deadline = run / "events.jsonl", time.monotonic() + 200
+    try:
+        while not (log.exists() and log.read_text()):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        assert len(processes_of(process.pid)) >= 3  # the run and two workers at least
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+        _, said = process.communicate(timeout=100)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
 
     assert process.returncode == 130
     assert said.startswith("Stopped. Go on with: fedseal train ") and said.count("\n") == 1

@@ -202,13 +202,16 @@ def _server_images(
     return _join(labelled), _join(validation), _join(rest)
 
 
+def split_server(pool: Pool, data: DataSettings, seed: int, clients: Sequence[str]) -> Federation:
+    """The server's part alone, exactly as `split` has it, of clients that keep their images elsewhere."""
+    labelled, validation, tests = _split_server(pool, data, seed)
+    nothing = tuple(np.zeros(0, np.int64) for _ in clients)
+    federation = Federation(pool, labelled, validation, nothing, tuple(clients), tests)
+    return replace(federation, fingerprint=fingerprint(federation))
+
+
 def _split_folders(pool: Pool, data: DataSettings, seed: int) -> Federation:
-    server = _part(pool, "server")
-    sizes = _sizes(pool, server)
-    if (sizes == 0).any():
-        raise UserError(
-            f"the server's folder has no image of {_names(pool, np.flatnonzero(sizes == 0))}: add some."
-        )
+    labelled, validation, tests = _split_server(pool, data, seed)
     folders = {name.removeprefix("clients/"): name for name in pool.parts if name.startswith("clients/")}
     if not folders:
         raise UserError(f"{data.path} has no client folders: put each client's images into clients/<name>.")
@@ -216,7 +219,17 @@ def _split_folders(pool: Pool, data: DataSettings, seed: int) -> Federation:
     for name, images in zip(folders, clients, strict=True):
         if not len(images):
             raise UserError(f"the folder of client {name!r} has no images: fill or remove it.")
+    return Federation(pool, labelled, validation, clients, tuple(folders), tests)
 
+
+def _split_server(pool: Pool, data: DataSettings, seed: int) -> tuple[Ints, Ints, dict[str, Ints]]:
+    """Labelled, validation and test images of own folders."""
+    server = _part(pool, "server")
+    sizes = _sizes(pool, server)
+    if (sizes == 0).any():
+        raise UserError(
+            f"the server's folder has no image of {_names(pool, np.flatnonzero(sizes == 0))}: add some."
+        )
     if "validation" in pool.parts:
         if data.validation:
             log.warning("data.validation = %d is not used: there is a validation folder", data.validation)
@@ -226,8 +239,7 @@ def _split_folders(pool: Pool, data: DataSettings, seed: int) -> Federation:
         order = partition.by_class(pool.labels, server, len(sizes), stream(seed, "server"))
         labelled = _join([images[n:] for images, n in zip(order, quota, strict=True)])
         validation = _join([images[:n] for images, n in zip(order, quota, strict=True)])
-    tests = {"test": _part(pool, "test")} if "test" in pool.parts else {}
-    return Federation(pool, labelled, validation, clients, tuple(folders), tests)
+    return labelled, validation, {"test": _part(pool, "test")} if "test" in pool.parts else {}
 
 
 def _validation_quota(pool: Pool, sizes: Ints, number: int) -> Ints:
