@@ -3,6 +3,7 @@
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there; processes that tests start obey, too
+os.environ["COLUMNS"] = "200"  # no wrapped lines in what commands print
 
 import logging
 import shutil

@@ -295,7 +295,8 @@ def test_clients_with_nan_are_left_out_and_the_run_goes_on(
     fedseal: Command, tiny: dict[str, Any], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    answer = fedseal("train", "demo", "--out", run, "-q", set=tiny | {"client.lr": 1e300})
+    keys = tiny | {"client.lr": 1e300, "engine.min_replies": 0}
+    answer = fedseal("train", "demo", "--out", run, "-q", set=keys)
     assert answer.code == 0
     reason = "its model has NaN or infinite weights (client.lr too high?)"
     assert f"warning: round 1: client-0 is left out: {reason}\n" in answer.err
@@ -305,6 +306,15 @@ def test_clients_with_nan_are_left_out_and_the_run_goes_on(
     assert [event["t"] for event in rounds] == [1, 2]
     assert sorted(rounds[0]["left_out"]) == ["client-0", "client-1", "client-2"]
     assert model_file.load(run)(torch.zeros(1, 1, 28, 28, dtype=torch.uint8)).isfinite().all()
+
+
+def test_a_round_without_a_usable_reply_stops_the_run(
+    fedseal: Command, tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    answer = fedseal("train", "demo", "--out", tmp_path / "run", set=tiny | {"client.lr": 1e300})
+    sentence = "error: Round 1: 0 of 3 clients gave a usable reply, fewer than engine.min_replies (1): "
+    assert answer.code == 2 and answer.err.splitlines()[-1].startswith(sentence)
+    assert not (tmp_path / "run" / "summary.json").exists()
 
 
 def test_nan_at_the_server_stops_the_run_and_says_why(

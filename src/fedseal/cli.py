@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedseal import api
-from fedseal.config import load_config, parse_value, presets
+from fedseal import api, cli_deploy
+from fedseal.config import assignment, load_config, presets
 from fedseal.data import cache, sources
 from fedseal.data.pool import Federation
 from fedseal.errors import UserError
@@ -40,6 +40,7 @@ data_app = typer.Typer(
     epilog="Example:  fedseal data list",
 )
 app.add_typer(data_app, name="data")
+cli_deploy.add_to(app)
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
@@ -73,7 +74,7 @@ def train(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")] = False,
 ) -> None:
     """Train a preset or a configuration file; leaves a run folder with model, numbers and checkpoint."""
-    changes = dict(_assignment(text) for text in set_ or [])
+    changes = dict(assignment(text) for text in set_ or [])
     if seed is not None:
         changes["seed"] = seed
     if workers is not None:
@@ -98,13 +99,6 @@ def train(
         errors.print(f"Stopped. Go on with: {escape(command)}" if begun else "Stopped.", soft_wrap=True)
         raise typer.Exit(130) from None
     _show_result(talk, result, compared)
-
-
-def _assignment(text: str) -> tuple[str, Any]:
-    key, sign, value = text.partition("=")
-    if not sign or not key:
-        raise UserError(f"--set takes KEY=VALUE, not '{text}'.")
-    return key.strip(), parse_value(value.strip())
 
 
 def _show_result(talk: Console, result: api.Result, compared: api.Result | None) -> None:
@@ -197,7 +191,7 @@ def data_show(
     ] = None,
 ) -> None:
     """Show who has what: counts, and a picture of the clients' class mix."""
-    config = load_config(source, dict(_assignment(text) for text in set_ or []))
+    config = load_config(source, dict(assignment(text) for text in set_ or []))
     federation = api.deal(config.data, config.seed, quiet=False)
     console.print(
         f"labelled {len(federation.labelled):,} · validation {len(federation.validation):,} · "

@@ -45,9 +45,9 @@ class Config(Settings):
     rounds: int = Field(150, ge=1, description="rounds of training")
     cohort: int = Field(0, ge=0, description="clients sampled in a round; 0: all")
     evaluate: Literal["model", "average"] = Field(
-        "average",
-        description="what the run is judged by and keeps: w̄, the average that a round ends with, or w^t,"
-        " the server's model that it began with",
+        "model",
+        description="what the run is judged by and keeps: w^t, the global model after the server's step, or"
+        " w̄, the average that the round ends with",
     )
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations on the test set")
     data: DataSettings = Field(default_factory=DataSettings)
@@ -138,6 +138,14 @@ def parse_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """The key and the value of `--set KEY=VALUE`."""
+    key, sign, value = text.partition("=")
+    if not sign or not key:
+        raise UserError(f"--set takes KEY=VALUE, not '{text}'.")
+    return key.strip(), parse_value(value.strip())
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:

@@ -23,7 +23,7 @@ Scalar = bool | int | float | str
 class Settings(BaseModel):
     """A section of the configuration: typed, frozen, no unknown key."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Learning(Settings):

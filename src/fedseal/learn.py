@@ -57,6 +57,15 @@ def labelled_batches(site: Site, epochs: int, generator: torch.Generator, augmen
         )
 
 
+def two_view_batches(site: Site, generator: torch.Generator) -> Iterator[Batch]:
+    """Shuffled mini-batches (weak view, strong view) of a site's images, freshly augmented every epoch."""
+    pixels, batch = site.data.pixels, site.learning.batch
+    for _ in range(site.learning.epochs):
+        images = pixels[torch.randperm(len(pixels), generator=generator)]
+        views = (augment(images, generator) for augment in (site.augment.weak, site.augment.strong))
+        yield from zip(*(view.to(site.device).float().split(batch) for view in views), strict=True)
+
+
 def _supervised(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     return server_loss(model(images), labels)
 

@@ -24,17 +24,17 @@ def read_run(folder: Path) -> Result:
 
 def table(results: Path, name: str) -> str:
     """FedSEAL beside Server-SL for every seed, with the mean and the paper's numbers."""
-    rows = []
+    rows: list[tuple[str, float, float, float]] = []
     for folder in sorted((results / name).glob("fedseal-seed*")):
         method = read_run(folder)
         alone = read_run(folder.with_name(folder.name.replace("fedseal", "server-sl")))
         same_rounds = alone.accuracy_after(method.summary["rounds"])
-        rows.append((method.summary["seed"], same_rounds, alone.accuracy, method.accuracy))
+        rows.append((str(method.summary["seed"]), same_rounds, alone.accuracy, method.accuracy))
     rounds, most = method.summary["rounds"], alone.summary["rounds"]
     head = ["seed", f"Server-SL, {rounds} rounds", f"Server-SL, {most} rounds", "FedSEAL"]
     lines = ["| " + " | ".join([*head, "margin", f"margin over {most} rounds"]) + " |", "|---" * 6 + "|"]
-    averages = [mean(row[i] for row in rows) for i in (1, 2, 3)]
-    for label, short, long, ours in [*rows, ("**mean**", *averages)]:
+    rows.append(("**mean**", mean(r[1] for r in rows), mean(r[2] for r in rows), mean(r[3] for r in rows)))
+    for label, short, long, ours in rows:
         margins = f"{100 * (ours - short):+.2f} | {100 * (ours - long):+.2f}"
         lines.append(f"| {label} | {short:.2%} | {long:.2%} | {ours:.2%} | {margins} |")
     below, above = PAPER[name]

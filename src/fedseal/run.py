@@ -103,7 +103,7 @@ def rounds(
 
         # Step 1: supervised learning at the server.
         state, requests = method.server_round(round, state, server)
-        if not weights.finite(state.tensors["model"]):
+        if not all(weights.finite(group) for group in state.tensors.values()):
             raise UserError(
                 f"Round {t}: the server's model has NaN or infinite weights; most likely the learning"
                 f" rate is too high: lower server.lr ({config.server.lr}) or client.lr ({config.client.lr})."

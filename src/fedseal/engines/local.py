@@ -3,6 +3,7 @@
 import multiprocessing
 import signal
 import sys
+import threading
 import traceback
 import types
 from collections import deque
@@ -74,7 +75,10 @@ class LocalEngine:
 
     def close(self) -> None:
         for worker in self._workers:
-            worker.stop()
+            worker.pipe.close()
+        for worker in self._workers:
+            worker.process.kill()  # it holds nothing that is not here, too
+            worker.process.join()
         self._workers = []
 
     def _served_here(
@@ -136,7 +140,7 @@ class _Worker:
         self.pipe, other = context.Pipe()
         self.seen: set[int] = set()  # packets that this worker has by now
         self.process = context.Process(target=_work, args=(other, sites), daemon=True)
-        with _no_main():
+        with _no_main(), _no_interrupt():
             self.process.start()
         other.close()
 
@@ -145,17 +149,9 @@ class _Worker:
             self.pipe.send((k, number, b"" if number in self.seen else wire, memory))
         self.seen.add(number)
 
-    def stop(self) -> None:
-        self.pipe.close()
-        self.process.join(timeout=2)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
-
 
 def _work(pipe: Connection, sites: Sites) -> None:
     """The life of a worker: it ends when the other end of the pipe does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends its workers
     torch.set_num_threads(sites.config.client.threads)
     desk, packets = Desk(sites), dict[int, Packet]()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -171,6 +167,19 @@ def _work(pipe: Connection, sites: Sites) -> None:
             except Exception:
                 answer = _Failure(traceback.format_exc())
             pipe.send(answer)
+
+
+@contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Ctrl-C is for the run, which ends its workers: a new process ignores it from the start."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

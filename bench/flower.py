@@ -1,0 +1,134 @@
+"""What the Flower engine adds to a round: bytes each way, and seconds beyond training.
+
+Clients have few images and train no epoch, so that a round is next to nothing but the way there and back: on
+the local engine, on Flower's simulation, and in a deployment with TLS and authentication on loopback.  Bytes
+are set against those of the weights themselves.
+"""
+
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from safetensors.torch import load_file
+
+from fedseal import api, keys
+from fedseal.observers import read_events
+
+CLIENTS = ("east", "north", "south")
+MODELS = {"LeNet": "lenet", "ResNet-9": "resnet9"}
+ROUNDS = 6  # of which the first, when everything is loaded, does not count
+PATIENCE = 600
+SETTINGS = {
+    "rounds": ROUNDS,
+    "data.size": 32,
+    "data.channels": 3,
+    "fedseal.bootstrap_epochs": 0,
+    "server.epochs": 0,
+    "client.epochs": 0,
+    "evaluate_every": ROUNDS,
+}
+
+
+def run() -> list[tuple[str, float, str]]:
+    """Rows of name, bytes of a packet over bytes of the weights, and target."""
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="fedseal-bench-") as name:
+        folder = Path(name)
+        draw(folder / "images")
+        keys.init(folder / "keys", ["127.0.0.1"], CLIENTS)
+        for title, model in MODELS.items():
+            settings = SETTINGS | {"model.name": model}
+            where = {
+                "local engine, one worker": trained(folder, settings, {"engine.workers": 1}),
+                "Flower's simulation": trained(folder, settings, {"engine.name": "flower"}),
+                "Flower deployed on loopback": deployed(folder, settings),
+            }
+            for engine, out in where.items():
+                seconds, down, up = measured(out)
+                print(
+                    f"{title}, {engine}: {seconds:.2f} s a round, {down / 1e6:.3f} MB to each client,"
+                    f" {up / 1e6:.3f} MB back"
+                )
+            weights = sum(v.nbytes for v in load_file(out / "model.safetensors").values())
+            rows.append(
+                (f"Flower: bytes there and back / weights, {title}", (down + up) / 2 / weights, "<= 1.1")
+            )
+            for out in where.values():
+                shutil.rmtree(out)
+    return rows
+
+
+def draw(root: Path) -> None:
+    """Noise in folders: what is on the images does not matter here."""
+    rng = np.random.default_rng(0)
+    parts = [f"server/{label}" for label in "abc"] + [f"clients/{name}" for name in CLIENTS]
+    for part in parts:
+        (root / part).mkdir(parents=True)
+        for i in range(12):
+            noise = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(noise).save(root / part / f"{i}.png")
+
+
+def trained(folder: Path, settings: dict[str, object], engine: dict[str, object]) -> Path:
+    out = folder / "-".join(map(str, engine.values()))
+    api.train("folders", out=out, set=settings | engine | {"data.path": str(folder / "images")})
+    return out
+
+
+def deployed(folder: Path, settings: dict[str, object]) -> Path:
+    out, port = folder / "deployed", free_port()
+    shutil.rmtree(folder / "memory", ignore_errors=True)
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    commands = [
+        *[["serve", "folders", *words, "--labels", folder / "images" / "server", "--keys", folder / "keys"]],
+        *[["join", f"127.0.0.1:{port}", "--key", folder / "keys" / "clients" / f"{c}.key"] for c in CLIENTS],
+    ]
+    commands[0] += ["--port", port, "--out", out, "--quiet"]
+    for command, name in zip(commands[1:], CLIENTS, strict=True):
+        command += ["--images", folder / "images" / "clients" / name, "--memory", folder / "memory" / name]
+    started = []
+    try:
+        for command in commands:
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "fedseal", *map(str, command)],
+                    env=os.environ | {"OMP_NUM_THREADS": "1"},
+                    stdout=subprocess.DEVNULL,
+                )
+            )
+        if started[0].wait(PATIENCE) != 0:
+            raise RuntimeError("the deployment failed")
+    finally:
+        for process in started[1:] if started and started[0].poll() == 0 else started:
+            try:
+                process.wait(20 if started[0].poll() == 0 else 0)
+            except subprocess.TimeoutExpired:
+                process.kill()  # what it started ends with it
+                process.wait()
+    return out
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def measured(out: Path) -> tuple[float, float, float]:
+    """Seconds of the clients' step, and bytes to and from each client, in the median round."""
+    events = read_events(out / "events.jsonl")[1:]
+    assert len(events) == ROUNDS - 1, "a client was left out"
+    seconds = statistics.median(event["seconds"]["clients"] for event in events)
+    return seconds, events[-1]["bytes_down"] / len(CLIENTS), events[-1]["bytes_up"] / len(CLIENTS)
+
+
+if __name__ == "__main__":
+    for name, ratio, target in run():
+        print(f"{name}: {ratio:.3f} ({target})")

@@ -1,0 +1,214 @@
+"""A server and three clients as processes of their own on loopback, with TLS and authentication."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conftest import SHAPES, draw, same_weights, settings
+from fedseal import api, keys
+from fedseal.core import Packet
+from fedseal.observers import read_events
+
+pytest.importorskip("flwr")
+
+NAMES = ("east", "north", "south")
+PATIENCE = 240.0  # seconds, on a busy machine
+LEARNS = {
+    "data.size": 16,
+    "fedseal.bootstrap_epochs": 3,
+    "server.lr": 0.02,
+    "server.epochs": 1,
+    "client.epochs": 1,
+    "server.threads": 1,
+}
+
+
+class Crew:
+    """Processes of one test. All of them, and all that they started, are gone when it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.mark = folder, uuid.uuid4().hex
+        self.port, self.started = free_port(), 0
+
+    def start(self, *words: object, inside: str = "") -> "Process":
+        """`fedseal` with these words, inside a network namespace if one is named."""
+        self.started += 1
+        path = self.folder / f"output-{self.started}.txt"
+        about = {"FEDSEAL_TEST": self.mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        command = ["ip", "netns", "exec", inside] if inside else []
+        command += [sys.executable, "-m", "fedseal", *map(str, words)]
+        with path.open("wb") as file:
+            process = subprocess.Popen(
+                command, env={**os.environ, **about}, stdout=file, stderr=file, start_new_session=True
+            )
+        return Process(process, path)
+
+    def all(self) -> list[int]:
+        """Every process that bears this test's mark."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if f"FEDSEAL_TEST={self.mark}".encode() in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+        return found
+
+    def stop(self) -> None:
+        end = time.monotonic() + 30
+        while (left := self.all()) and time.monotonic() < end:
+            for number in left:
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+            time.sleep(0.2)
+
+
+class Process:
+    """A started command and what it has printed."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", path: Path) -> None:
+        self.process, self.path = process, path
+
+    @property
+    def said(self) -> str:
+        return self.path.read_text("utf-8")
+
+    def ends(self) -> int:
+        try:
+            return self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"it did not end; it said: {self.said}")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(true: Callable[[], object], *watched: Process) -> None:
+    """Waits; fails with what the watched processes said."""
+    end = time.monotonic() + PATIENCE
+    while not true():
+        if time.monotonic() > end or any(p.process.poll() not in (None, 0) for p in watched):
+            pytest.fail("it never came to be; they said:\n" + "\n".join(p.said for p in watched))
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def crew(tmp_path: Path) -> Iterator[Crew]:
+    crew = Crew(tmp_path)
+    yield crew
+    crew.stop()
+
+
+@pytest.fixture
+def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three classes, three clients, a test folder."""
+    monkeypatch.setenv("FEDSEAL_DATA", str(tmp_path / "cache"))
+    root, rng = tmp_path / "images", np.random.default_rng(0)
+    for shape in SHAPES:
+        for part, number in (("server", 8), ("test", 5)):
+            for i in range(number):
+                draw(root / part / shape / f"{i}.png", shape, rng)
+        for client in NAMES:
+            for i in range(6):
+                draw(root / "clients" / client / f"{shape}-{i}.png", shape, rng)
+    return root
+
+
+class Deployment:
+    """The commands of a deployment of `images`."""
+
+    def __init__(self, crew: Crew, images: Path, **more: object) -> None:
+        self.crew, self.images, self.settings = crew, images, LEARNS | more
+        self.keys, self.run = crew.folder / "keys", crew.folder / "run"
+        keys.init(self.keys, ["127.0.0.1"], NAMES)
+
+    def serve(self, *more: str) -> Process:
+        where = ["--labels", self.images / "server", "--test", self.images / "test", "--keys", self.keys]
+        where += ["--port", self.crew.port, "--out", self.run, "--wait", PATIENCE]
+        return self.crew.start("serve", "folders", *where, *settings(self.settings), *more)
+
+    def join(self, name: str, key: Path | None = None) -> Process:
+        where = ["--images", self.images / "clients" / name, "--memory", self.memory(name).parent]
+        key = key or self.keys / "clients" / f"{name}.key"
+        return self.crew.start("join", f"127.0.0.1:{self.crew.port}", "--key", key, *where)
+
+    def memory(self, name: str) -> Path:
+        """The one file in a client's memory, or where it will be."""
+        folder = self.crew.folder / "memory" / name
+        return next(iter(folder.glob("*.safetensors")), folder / "none")
+
+    def done(self) -> int:
+        """The last round in the events."""
+        return max(
+            [e["t"] for e in read_events(self.run / "events.jsonl") if e["event"] == "round"], default=0
+        )
+
+    def as_local(self) -> Path:
+        """The same run on the local engine."""
+        folder = self.crew.folder / "local"
+        more = {"data.path": str(self.images), "engine.workers": 1}
+        api.train("folders", out=folder, set=self.settings | more)
+        return folder
+
+
+def test_a_deployment_equals_the_local_engine_and_refuses_strangers(crew: Crew, images: Path) -> None:
+    deployment = Deployment(crew, images, rounds=2)
+    stranger = keys.init(crew.folder / "other", ["127.0.0.1"], ["north"])[0]  # another CA
+    private, _, _ = keys.client_key(stranger)
+    unregistered = crew.folder / "unregistered.key"
+    unregistered.write_bytes(private + (deployment.keys / "ca.crt").read_bytes())
+
+    server = deployment.serve()
+    refused = [deployment.join("north", key) for key in (unregistered, stranger)]
+    assert [process.ends() for process in refused] == [2, 2]
+    assert "its key is not registered" in refused[0].said
+    assert "not the server that this key is for" in refused[1].said
+
+    clients = [deployment.join(name) for name in NAMES]
+    assert server.ends() == 0, server.said
+    assert [client.ends() for client in clients] == [0, 0, 0]
+    assert "3 of 3 clients are there" in server.said
+    assert "round 2: got" in clients[0].said and "sends" in clients[0].said
+    assert same_weights(deployment.run, deployment.as_local())
+    assert crew.all() == []
+
+
+def test_client_and_server_are_killed_and_come_back(crew: Crew, images: Path) -> None:
+    # w⁴, which is judged here, is the same whether or not the client is back in time for round 4.
+    deployment = Deployment(crew, images, rounds=4, evaluate="model")
+    server = deployment.serve()
+    clients = {name: deployment.join(name) for name in NAMES}
+    until(lambda: deployment.done() >= 1, server, *clients.values())
+    server.kill()
+
+    resumed = deployment.serve("--resume")
+    until(lambda: deployment.done() >= 3, resumed, *clients.values())
+    assert last_round(deployment.memory("north")) >= 3
+    clients["north"].kill()
+    clients["north"] = deployment.join("north")
+    assert resumed.ends() == 0, resumed.said
+
+    events = read_events(deployment.run / "events.jsonl")
+    assert [event["t"] for event in events if event["event"] == "round"] == [1, 2, 3, 4]
+    memory = Packet.from_bytes(deployment.memory("north").read_bytes())
+    assert int(memory.tensors["images"]["count"].min()) >= 3  # it was not forgotten
+    assert same_weights(deployment.run, deployment.as_local())
+
+
+def last_round(path: Path) -> int:
+    return int(Packet.from_bytes(path.read_bytes()).scalars["t"])

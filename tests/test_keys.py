@@ -1,0 +1,99 @@
+"""The keys of a deployment."""
+
+import ssl
+import stat
+from pathlib import Path
+
+import pytest
+
+from conftest import Command, contents
+
+pytest.importorskip("cryptography")
+
+from fedseal import keys
+from fedseal.errors import UserError
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_init_makes_everything_and_keeps_secrets(tmp_path: Path, fedseal: Command) -> None:
+    folder = tmp_path / "keys"
+    answer = fedseal(
+        "keys", "init", folder, "--host", "server.example", "--host", "10.0.0.1", "--client", "a"
+    )
+    assert answer.code == 0 and "give it to client a" in answer.out
+    assert [mode(folder / name) for name in ("ca.key", "server.key", "clients/a.key")] == [0o600] * 3
+    assert set(keys.certified(folder)) == {"server.example", "10.0.0.1", "localhost", "127.0.0.1", "::1"}
+    private, public, root = keys.client_key(folder / "clients" / "a.key")
+    assert keys.registered(folder) == {"a": public} and root == (folder / "ca.crt").read_bytes()
+    assert b"OPENSSH PRIVATE KEY" in private
+
+
+def test_the_certificate_stands_up_to_a_strict_check(tmp_path: Path) -> None:
+    keys.init(tmp_path, ["10.0.0.1"], [])
+    client, server = ssl.create_default_context(cafile=tmp_path / "ca.crt"), None
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
+    assert shaken(client, server, "10.0.0.1")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shaken(client, server, "10.0.0.2")
+
+
+def shaken(client: ssl.SSLContext, server: ssl.SSLContext, host: str) -> bool:
+    """A TLS handshake in memory."""
+    a, b = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [client.wrap_bio(a, b, server_hostname=host), server.wrap_bio(b, a, server_side=True)]
+    left = list(ends)
+    for _ in range(20):
+        for end in list(left):
+            try:
+                end.do_handshake()
+                left.remove(end)
+            except ssl.SSLWantReadError:
+                pass
+        if not left:
+            return True
+    return False
+
+
+def test_nothing_is_ever_overwritten(tmp_path: Path, fedseal: Command) -> None:
+    keys.init(tmp_path, [], ["a"])
+    before = contents(tmp_path)
+    fedseal("keys", "init", tmp_path).refuses("holds keys already")
+    fedseal("keys", "add-client", tmp_path, "a").refuses("has a client 'a' already")
+    assert contents(tmp_path) == before
+
+
+def test_clients_are_added_later_and_come_in_order(tmp_path: Path, fedseal: Command) -> None:
+    keys.init(tmp_path, [], ["m"])
+    assert fedseal("keys", "add-client", tmp_path, "z", "b").code == 0
+    assert list(keys.registered(tmp_path)) == ["b", "m", "z"]
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".a", "a b", "x" * 65])
+def test_odd_names_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="A client's name"):
+        keys.init(tmp_path / "keys", [], [name])
+    assert not (tmp_path / "keys").exists()
+
+
+@pytest.mark.parametrize("host", ["", "a b", "http://x", "-x", "a:8000"])
+def test_odd_hosts_are_refused(host: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--host takes"):
+        keys.init(tmp_path / "keys", [host], [])
+
+
+def test_bad_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no client's key"):
+        keys.registered(tmp_path)
+    keys.init(tmp_path, [], ["a"])
+    (tmp_path / "clients" / "b.pub").write_text("nonsense")
+    with pytest.raises(UserError, match=r"b\.pub is no client's public key"):
+        keys.registered(tmp_path)
+    with pytest.raises(UserError, match=r"b\.pub is no client's key"):
+        keys.client_key(tmp_path / "clients" / "b.pub")
+    with pytest.raises(UserError, match="cannot be read"):
+        keys.client_key(tmp_path / "missing")
