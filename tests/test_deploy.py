@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import SHAPES, draw, same_weights, settings
+from conftest import SHAPES, Command, draw, same_weights, settings
 from fedseal import api, keys
 from fedseal.core import Packet
 from fedseal.observers import read_events
@@ -169,9 +169,9 @@ class Deployment:
 def test_a_deployment_equals_the_local_engine_and_refuses_strangers(crew: Crew, images: Path) -> None:
     deployment = Deployment(crew, images, rounds=2)
     stranger = keys.init(crew.folder / "other", ["127.0.0.1"], ["north"])[0]  # another CA
-    private, _, _ = keys.client_key(stranger)
+    wrong, right = keys.client_key(stranger).root, (deployment.keys / "ca.crt").read_bytes()
     unregistered = crew.folder / "unregistered.key"
-    unregistered.write_bytes(private + (deployment.keys / "ca.crt").read_bytes())
+    unregistered.write_bytes(stranger.read_bytes().replace(wrong, right))
 
     server = deployment.serve()
     refused = [deployment.join("north", key) for key in (unregistered, stranger)]
@@ -212,3 +212,39 @@ def test_client_and_server_are_killed_and_come_back(crew: Crew, images: Path) ->
 
 def last_round(path: Path) -> int:
     return int(Packet.from_bytes(path.read_bytes()).scalars["t"])
+
+
+@pytest.fixture
+def small(tmp_path: Path, images: Path) -> tuple[str, ...]:
+    """A `serve` command that lacks nothing but keys or --insecure."""
+    keys.init(tmp_path / "keys", [], ["north"])
+    return ("serve", "folders", "--labels", str(images / "server"), "--out", str(tmp_path / "run"))
+
+
+def test_tls_and_keys_are_the_default(small: tuple[str, ...], fedseal: Command, tmp_path: Path) -> None:
+    fedseal(*small).refuses("--keys", "--insecure")
+    fedseal(*small, "--keys", tmp_path / "keys", "--insecure").refuses("--insecure instead")
+    fedseal(*small, "--insecure").refuses("--name")
+    fedseal("join", "127.0.0.1:1", "--images", tmp_path).refuses("--key FILE", "--insecure")
+    assert not (tmp_path / "run").exists()
+
+
+def test_mistakes_of_the_server_are_named(small: tuple[str, ...], fedseal: Command, tmp_path: Path) -> None:
+    safe = (*small, "--keys", tmp_path / "keys", "--set", "data.size=16")
+    fedseal(*small, "--keys", tmp_path / "none").refuses("has no client's key")
+    fedseal(*safe, "--clients", 2).refuses("--clients is 2, but there are 1")
+    fedseal(*safe, "--host", "10.9.8.7").refuses("not for 10.9.8.7", "--host 10.9.8.7")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        fedseal(*safe, "--resume", "--port", port).refuses(f"Cannot listen on 127.0.0.1:{port}")
+
+
+def test_mistakes_of_a_client_are_named(fedseal: Command, tmp_path: Path) -> None:
+    key = keys.init(tmp_path / "keys", [], ["north"])[0]
+    join = ("--images", tmp_path, "--key", key, "--memory", tmp_path / "memory", "--wait", 0)
+    fedseal("join", "server", *join).refuses("HOST:PORT", "'server'")
+    fedseal("join", "localhost:1", "--images", tmp_path / "none", "--key", key).refuses("There is no folder")
+    fedseal("join", "localhost:1", "--images", tmp_path, "--key", tmp_path / "keys/ca.crt").refuses(
+        "no client's"
+    )
+    fedseal("join", f"127.0.0.1:{free_port()}", *join).refuses("No server answered", "check address and port")

@@ -26,9 +26,8 @@ def test_init_makes_everything_and_keeps_secrets(tmp_path: Path, fedseal: Comman
     assert answer.code == 0 and "give it to client a" in answer.out
     assert [mode(folder / name) for name in ("ca.key", "server.key", "clients/a.key")] == [0o600] * 3
     assert set(keys.certified(folder)) == {"server.example", "10.0.0.1", "localhost", "127.0.0.1", "::1"}
-    private, public, root = keys.client_key(folder / "clients" / "a.key")
-    assert keys.registered(folder) == {"a": public} and root == (folder / "ca.crt").read_bytes()
-    assert b"OPENSSH PRIVATE KEY" in private
+    key = keys.client_key(folder / "clients" / "a.key")
+    assert keys.registered(folder) == {"a": key.public} and key.root == (folder / "ca.crt").read_bytes()
 
 
 def test_the_certificate_stands_up_to_a_strict_check(tmp_path: Path) -> None:

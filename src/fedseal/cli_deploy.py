@@ -1,5 +1,7 @@
 """The command line of a deployment: keys, serve, join."""
 
+import re
+import signal
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -93,6 +95,7 @@ def serve(
         raise UserError(f"--clients is {number}, but there are {len(names)}: {', '.join(names)}.")
     config = load_config(source, dict(assignment(text) for text in set_ or []))
     folder = out or Path("runs") / f"{Path(source).stem}-seed{config.seed}"
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends in order, as with Ctrl-C
     result = deploy.serve(
         config,
         folder,
@@ -124,9 +127,12 @@ def join(
         raise UserError("Give --key FILE, or say --insecure instead.")
     if insecure and not name:
         raise UserError("With --insecure, give this client's --name.")
+    if not re.fullmatch(r".+:\d{1,5}", server) or "/" in server:
+        raise UserError(f"The server is HOST:PORT, such as 10.0.0.1:8000, and not '{server}'.")
     if not images.is_dir():
         raise UserError(f"There is no folder {images}: give one with images.")
     found = _part("keys").client_key(key) if key else None
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends in order, as with Ctrl-C
     _part("join").Client(server, images, memory, name or "", found).join(wait, typer.echo)
 
 

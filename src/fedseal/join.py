@@ -6,12 +6,10 @@ run, and nothing has to be started anew for each round.
 """
 
 import base64
-import os
 import secrets
 import socket
 import ssl
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +30,7 @@ from fedseal.core import Packet
 from fedseal.deploy import Program, Tell, home_of, task_taker, versioned
 from fedseal.engines import flower_client
 from fedseal.errors import UserError
+from fedseal.keys import ClientKey
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Client:
     images: Path
     memory: Path
     name: str
-    key: tuple[bytes, bytes, bytes] | None  # private, public, CA; None: without TLS and authentication
+    key: ClientKey | None  # None: without TLS and authentication
 
     def join(self, wait: float, tell: Tell) -> None:
         """Takes part until the run ends. A server that is gone is waited for."""
@@ -69,19 +68,15 @@ class Client:
         words += ["--superexec-auth-secret-file", str(home / "secret")]
         if self.key is None:
             return [*words, "--insecure"]
-        for name, content in (("client.key", self.key[0]), ("ca.crt", self.key[2])):
-            with suppress(FileNotFoundError):
-                (home / name).unlink()
-            with os.fdopen(os.open(home / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(content)
+        (home / "ca.crt").write_bytes(self.key.root)
         words += ["--root-certificates", str(home / "ca.crt")]
-        return [*words, "--auth-supernode-private-key", str(home / "client.key")]
+        return [*words, "--auth-supernode-private-key", str(self.key.file.resolve())]
 
     def reach(self, wait: float, tell: Tell) -> None:
         """Returns when the server answers and lets this client in; raises if it never will."""
         end, told = time.monotonic() + wait, False
-        verify = ssl.create_default_context(cadata=self.key[2].decode()) if self.key else True
-        headers = {"flwr-public-key": base64.b64encode(self.key[1]).decode()} if self.key else {}
+        verify = ssl.create_default_context(cadata=self.key.root.decode()) if self.key else True
+        headers = {"flwr-public-key": base64.b64encode(self.key.public).decode()} if self.key else {}
         url = f"http{'s' if self.key else ''}://{self.server}/v1/fleet/"
         with httpx.Client(verify=verify, trust_env=False, headers=headers) as client:
             while True:
@@ -123,10 +118,14 @@ class Client:
         wanted, address = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]), f"127.0.0.1:{port}"
         with RuntimeHttpClient.from_server_address(address, True, None, task_taker(secret)) as client:
             while not node.ended():
-                with suppress(httpx.HTTPError):
+                try:
                     found = client.AcquireTask(wanted)
                     if found.token and self.answer(address, found.token, tell):
                         return True
+                except httpx.TransportError:  # the SuperNode starts, or ends
+                    pass
+                except Exception as error:  # whatever it is, the server asks again
+                    tell(f"a request was lost ({type(error).__name__})")
                 time.sleep(0.1)
         return False
 

@@ -10,6 +10,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -86,10 +87,18 @@ def public_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-def client_key(file: Path) -> tuple[bytes, bytes, bytes]:
-    """What a client was given: its private key, its public key, and the CA's certificate."""
-    content = _read(file)
-    private, sign, rest = content.partition(CERTIFICATE)
+@dataclass(frozen=True)
+class ClientKey:
+    """What a client was given: a file with its private key; also its public key and the CA's certificate."""
+
+    file: Path
+    public: bytes
+    root: bytes
+
+
+def client_key(file: Path) -> ClientKey:
+    """Reads the file that a client was given."""
+    private, sign, rest = _read(file).partition(CERTIFICATE)
     try:
         key = load_ssh_private_key(private, None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
@@ -98,7 +107,7 @@ def client_key(file: Path) -> tuple[bytes, bytes, bytes]:
         raise UserError(
             f"{file} is no client's key: take the file clients/NAME.key that 'fedseal keys' made."
         ) from error
-    return private, public_bytes(key.public_key()), sign + rest
+    return ClientKey(file, public_bytes(key.public_key()), sign + rest)
 
 
 def certified(folder: Path) -> list[str]:
