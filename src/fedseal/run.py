@@ -1,5 +1,6 @@
 """The only round loop, with checkpoint and resume."""
 
+import json
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -60,11 +61,17 @@ class Checkpoint:
     def save(self, path: Path, fingerprint: str) -> None:
         """One file, there whole or not at all; `fingerprint` says to which run it belongs."""
         tensors = {f"state.{name}": group for name, group in self.state.tensors.items()}
+        joined = bytearray().join(self.memories.values())  # one tensor: thousands of small ones take long
+        sizes = [len(memory) for memory in self.memories.values()]
         tensors["memories"] = {
-            k: torch.frombuffer(bytearray(memory), dtype=torch.uint8) for k, memory in self.memories.items()
+            "bytes": torch.frombuffer(joined, dtype=torch.uint8)
+            if joined
+            else torch.zeros(0, dtype=torch.uint8),
+            "sizes": torch.tensor(sizes, dtype=torch.int64),
         }
         scalars = {f"state.{name}": value for name, value in self.state.scalars.items()}
         scalars |= {"t": self.t, "seconds": self.seconds, "fingerprint": fingerprint}
+        scalars["clients"] = json.dumps(list(self.memories))
         write_atomic(path, Packet(tensors, scalars).to_bytes())
 
     @staticmethod
@@ -73,6 +80,11 @@ class Checkpoint:
         try:
             packet = Packet.from_bytes(path.read_bytes())
             scalars, memories = packet.scalars, packet.tensors["memories"]
+            parts = memories["bytes"].split(memories["sizes"].tolist())
+            kept = {
+                k: m.numpy().tobytes()
+                for k, m in zip(json.loads(str(scalars["clients"])), parts, strict=True)
+            }
             t, seconds, found = int(scalars["t"]), float(scalars["seconds"]), scalars["fingerprint"]
         except Exception as error:
             raise UserError(
@@ -87,7 +99,7 @@ class Checkpoint:
             {k.removeprefix("state."): v for k, v in packet.tensors.items() if k.startswith("state.")},
             {k.removeprefix("state."): v for k, v in scalars.items() if k.startswith("state.")},
         )
-        return Checkpoint(t, state, {k: v.numpy().tobytes() for k, v in memories.items()}, seconds)
+        return Checkpoint(t, state, kept, seconds)
 
 
 def rounds(
