@@ -77,7 +77,7 @@ def test_values_of_set_are_toml_or_text(text: str, value: object) -> None:
         ("rounds", 0, "demo: 'rounds' is 0, but it should be greater than or equal to 1."),
         ("seed", -1, "demo: 'seed' is -1, but it should be greater than or equal to 0."),
         ("client.lr", -1, "demo: 'client.lr' is -1, but it should be greater than 0."),
-        ("client.lr", float("nan"), "demo: 'client.lr' is nan, but it should be greater than 0."),
+        ("client.lr", float("nan"), "demo: 'client.lr' is nan, but it should be a finite number."),
         ("server.momentum", 1, "demo: 'server.momentum' is 1, but it should be less than 1."),
         ("fedseal.theta", 1.5, "demo: 'fedseal.theta' is 1.5, but it should be less than or equal to 1."),
         ("data.alpha", 0, "demo: 'data.alpha' is 0, but it should be greater than 0."),

@@ -217,7 +217,10 @@ def await_health(link: Program, where: Where) -> None:
 
 
 def start_run(where: Where, public_keys: Sequence[bytes]) -> None:
-    """Registers the clients' keys, and starts a run at the SuperLink."""
+    """Registers the clients' keys, and starts a run at the SuperLink.
+
+    Flower wants an app for that, and sends it around. `serve` and `join` do not load it.
+    """
     app = f"""
 [project]
 name = "fedseal"

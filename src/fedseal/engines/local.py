@@ -3,12 +3,12 @@
 import multiprocessing
 import signal
 import sys
-import threading
 import traceback
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -171,15 +171,16 @@ def _work(pipe: Connection, sites: Sites) -> None:
 
 @contextmanager
 def _no_interrupt() -> Iterator[None]:
-    """Ctrl-C is for the run, which ends its workers: a new process ignores it from the start."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Ctrl-C is for the run, which ends its workers: a new process has it blocked from the start.
+
+    Here it is held back meanwhile, not lost.
+    """
+    resource_tracker.ensure_running()  # which would unblock it again if it were started with the first worker
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
