@@ -52,6 +52,6 @@ def test_a_confident_wrong_strong_view_has_a_large_finite_loss_and_gradient(loss
     strong = torch.tensor([[-200.0, 200.0]], requires_grad=True)
     value = loss(weak, strong)  # type: ignore[operator]
     value.backward()
-    assert float(value) == pytest.approx(400.0, abs=0.01)
+    assert value.item() == pytest.approx(400.0, abs=0.01)
     assert strong.grad is not None
     torch.testing.assert_close(strong.grad, torch.tensor([[-1.0, 1.0]]), atol=1e-6, rtol=0)

@@ -24,6 +24,7 @@ from fedseal.engines.local import LocalEngine
 from fedseal.errors import UserError
 from fedseal.files import write_atomic
 from fedseal.machine import cores, threads
+from fedseal.methods import METHODS, section
 from fedseal.model_file import load, save_model
 from fedseal.observers import Checkpoints, EventLog, Observer, ProgressBar, TensorBoard, Warnings, read_events
 from fedseal.run import Checkpoint, Examination, rounds
@@ -309,5 +310,6 @@ def baseline(config: Config) -> Config:
     """
     before = getattr(config.chosen(), "bootstrap_epochs", 0)
     rounds = config.rounds + -(-before // max(config.server.epochs, 1))
-    raw = config.to_dict() | {"method": "server-sl", "rounds": rounds}
-    return parse(raw, "baseline")
+    own = {section(config.method)} - METHODS.keys()
+    raw = {k: v for k, v in config.to_dict().items() if k not in own}
+    return parse(raw | {"method": "server-sl", "rounds": rounds}, "baseline")

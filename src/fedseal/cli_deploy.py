@@ -121,6 +121,10 @@ def join(
     wait: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for the server.")] = 600,
     insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and key.")] = False,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="With --insecure: who this is.")] = None,
+    method: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Copy of the server's file, for a method of one's own."),
+    ] = None,
 ) -> None:
     """Take part with the images of a folder, which never leave this machine."""
     if insecure == (key is not None):
@@ -131,9 +135,11 @@ def join(
         raise UserError(f"The server is HOST:PORT, such as 10.0.0.1:8000, and not '{server}'.")
     if not images.is_dir():
         raise UserError(f"There is no folder {images}: give one with images.")
+    if method and not method.is_file():
+        raise UserError(f"There is no file {method}: give a copy of the server's.")
     found = _part("keys").client_key(key) if key else None
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends in order, as with Ctrl-C
-    _part("join").Client(server, images, memory, name or "", found).join(wait, typer.echo)
+    _part("join").Client(server, images, memory, name or "", found, method).join(wait, typer.echo)
 
 
 def _part(name: str) -> ModuleType:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, model_va
 from fedseal.core import Augmentation, Learning, Method, ServerLearning, Settings
 from fedseal.data.splits import DataSettings
 from fedseal.errors import UserError
-from fedseal.methods import METHODS
+from fedseal.methods import METHODS, absolute, code, find, section
 from fedseal.models import ModelSettings
 
 
@@ -40,7 +40,7 @@ class EngineSettings(Settings):
 class Config(Settings):
     """A whole run. Its result depends on this, without `[engine]`, and on nothing else."""
 
-    method: str = Field("fedseal", description="the method: " + ", ".join(METHODS))
+    method: str = Field("fedseal", description=f"the method: {', '.join(METHODS)}, or FILE.py:Class")
     seed: int = Field(0, ge=0, description="decides split, initial weights and every draw")
     rounds: int = Field(150, ge=1, description="rounds of training")
     cohort: int = Field(0, ge=0, description="clients sampled in a round; 0: all")
@@ -66,16 +66,22 @@ class Config(Settings):
         """Moves `[fedseal]` and the like into `options`."""
         if not isinstance(raw, dict) or "options" in raw:
             return raw
-        sections = {name: raw[name] for name in METHODS if name in raw}
-        chosen = raw.get("method", "fedseal")
-        if isinstance(chosen, str) and chosen in METHODS:
-            sections.setdefault(chosen, {})
-        options = {name: _validate(METHODS[name], section, name) for name, section in sections.items()}
-        return {k: v for k, v in raw.items() if k not in METHODS} | {"options": options}
+        method = raw.get("method", "fedseal")
+        classes = METHODS | {section(method): find(method)}
+        options = {
+            name: _validate(found, raw.get(name, {}), name)
+            for name, found in classes.items()
+            if name in raw or name == section(method)
+        }
+        return {k: v for k, v in raw.items() if k not in classes} | {"options": options}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process: anew from its keys, so that a method's own file is loaded there, too."""
+        return parse, (self.to_dict(), "the configuration")
 
     def chosen(self) -> Method:
         """The method with its hyper-parameters."""
-        return self.options[self.method]
+        return self.options[section(self.method)]
 
     def with_threads(self, number: int) -> "Config":
         """With the server's threads settled, if they are not: they decide the last bit of its sums."""
@@ -94,8 +100,10 @@ class Config(Settings):
 
     def fingerprint(self, *, ignore: Iterable[str] = ()) -> str:
         """A hash of all that decides the result; other methods' sections and `[engine]` do not."""
-        skip = {"engine", *ignore, *(name for name in self.options if name != self.method)}
+        chosen = section(self.method)
+        skip = {"engine", *ignore, *(name for name in self.options if name != chosen)}
         relevant = {k: v for k, v in self.to_dict().items() if k not in skip}
+        relevant["method"] = chosen + code(self.method)  # wherever its file is, whatever it is called
         return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -112,19 +120,23 @@ def load_config(source: str | os.PathLike[str], overrides: Mapping[str, Any] | N
     raw = _read(source)
     for key, value in (overrides or {}).items():
         _put(raw, key, value)
+    if isinstance(raw.get("method"), str):
+        raw["method"] = absolute(raw["method"])
     return parse(raw, str(source))
 
 
 def parse(raw: Mapping[str, Any], where: str) -> Config:
     """A validated configuration; `where` is named in the error if there is one."""
-    known = [*Config.model_fields, *METHODS]
-    for key in raw:
-        if key not in known or key == "options":
-            raise UserError(f"{where}: unknown key '{key}'{_did_you_mean(key, known)}.")
-    method = raw.get("method", "fedseal")
-    if not isinstance(method, str) or method not in METHODS:
-        raise UserError(f"{where}: method must be one of {', '.join(METHODS)}, not {method!r}.")
     try:
+        method = raw.get("method", "fedseal")
+        if not isinstance(method, str):
+            raise UserError(f"method must be one of {', '.join(METHODS)}, or FILE.py:Class, not {method!r}.")
+        known = [*Config.model_fields, *METHODS]
+        if section(method) in Config.model_fields:
+            raise UserError(f"a method's class cannot be called {section(method)}, as a key is: rename it.")
+        for key in raw:
+            if key not in (*known, section(method)) or key == "options":
+                raise UserError(f"unknown key '{key}'{_did_you_mean(key, [*known, section(method)])}.")
         return Config.model_validate(dict(raw))
     except ValidationError as error:
         raise UserError(f"{where}: {explain(error, Config)}") from None
@@ -221,8 +233,8 @@ def _merge(base: dict[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
 
 def _put(raw: dict[str, Any], key: str, value: Any) -> None:
     *sections, last = key.split(".")
-    for section in sections:
-        raw = raw.setdefault(section, {})
+    for name in sections:
+        raw = raw.setdefault(name, {})
         if not isinstance(raw, dict):
-            raise UserError(f"'{key}' cannot be set: '{section}' is not a section.")
+            raise UserError(f"'{key}' cannot be set: '{name}' is not a section.")
     raw[last] = value

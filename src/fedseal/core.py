@@ -168,6 +168,7 @@ class Method(Settings, ABC):
     """
 
     needs_client_labels: ClassVar[bool] = False  # only FedAvg-SL, the upper bound
+    uploads: ClassVar[str] = "model"  # the group that a client trains: in its reply as in its request
 
     @abstractmethod
     def start(self, server: Site) -> Packet:

@@ -42,6 +42,7 @@ class Client:
     memory: Path
     name: str
     key: ClientKey | None  # None: without TLS and authentication
+    method: Path | None = None  # the file of a method that is not fedseal's
 
     def join(self, wait: float, tell: Tell) -> None:
         """Takes part until the run ends. A server that is gone is waited for."""
@@ -154,6 +155,7 @@ class Client:
             "client": self.name,
             "images": str(self.images.resolve()),
             "memory": str(self.memory.resolve()),
+            "method": str(self.method.resolve()) if self.method else "",
         }
         began = time.monotonic()
         try:

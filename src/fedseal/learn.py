@@ -16,8 +16,19 @@ Loss = Callable[..., Tensor]
 INFERENCE_BATCH = 500
 
 
-def fit(site: Site, start: Mapping[str, Tensor], batches: Iterable[Batch], loss: Loss, lr: float) -> Tensors:
-    """Eqs. 4 and 16: mini-batch SGD from the weights `start`; `loss(model, *batch)` is what falls."""
+def fit(
+    site: Site,
+    start: Mapping[str, Tensor],
+    batches: Iterable[Batch],
+    loss: Loss,
+    lr: float,
+    *,
+    clip: float | None = None,
+) -> Tensors:
+    """Eqs. 4 and 16: mini-batch SGD from the weights `start`; `loss(model, *batch)` is what falls.
+
+    `clip` is the largest norm of a step's gradient.
+    """
     model, settings = site.model, site.learning
     weights.load(model, start)
     model.train()
@@ -31,6 +42,8 @@ def fit(site: Site, start: Mapping[str, Tensor], batches: Iterable[Batch], loss:
     for batch in batches:
         optimizer.zero_grad()
         loss(model, *batch).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
     return weights.save(model)
 
@@ -66,19 +79,28 @@ def two_view_batches(site: Site, generator: torch.Generator) -> Iterator[Batch]:
         yield from zip(*(view.to(site.device).float().split(batch) for view in views), strict=True)
 
 
-def _supervised(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    return server_loss(model(images), labels)
-
-
 def train_supervised(
-    site: Site, start: Mapping[str, Tensor], t: int, *, epochs: int | None = None, stream: str = "supervised"
+    site: Site,
+    start: Mapping[str, Tensor],
+    t: int,
+    *,
+    epochs: int | None = None,
+    stream: str = "supervised",
+    weight: float = 1.0,
 ) -> Tensors:
-    """Eqs. 3 and 4: supervised learning on the site's labelled images at round t's learning rate."""
+    """Eqs. 3 and 4: supervised learning on the site's labelled images at round t's learning rate.
+
+    `weight` is a factor on the loss.
+    """
+
+    def loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        return weight * server_loss(model(images), labels)
+
     settings = site.learning
     augment = settings.augment if isinstance(settings, ServerLearning) else "weak"
     passes = settings.epochs if epochs is None else epochs
     batches = labelled_batches(site, passes, site.rng(t, stream), augment)
-    return fit(site, start, batches, _supervised, learning_rate(site, t))
+    return fit(site, start, batches, loss, learning_rate(site, t))
 
 
 @torch.inference_mode()

@@ -185,3 +185,11 @@ def build(
         if parameter.dim() == 4:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
     return network
+
+
+def refuse_batch_norm(model: nn.Module, method: str) -> None:
+    """For methods whose clients' weights can be averaged only where there are no running statistics."""
+    if any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
+        raise UserError(
+            f"{method} does not go with batch normalisation: set model.norm to 'group' or 'none'."
+        )

@@ -126,7 +126,7 @@ def rounds(
         replies: dict[int, Reply] = {}
         left_out: list[str] = []
         for done, reply in enumerate(engine.exchange(requests), start=1):
-            problem = reply.problem or unusable(reply.packet, requests[reply.client])
+            problem = reply.problem or unusable(reply.packet, requests[reply.client], method.uploads)
             if problem:
                 left_out.append(sites.federation.names[reply.client])
                 yield LeftOut(t, left_out[-1], problem)
@@ -163,13 +163,13 @@ def sample(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:
     return tuple(sorted(chosen.tolist()))
 
 
-def unusable(reply: Packet, request: Packet) -> str:
-    """Why a client's model cannot be averaged; empty if it can."""
-    if "model" not in reply.tensors:
+def unusable(reply: Packet, request: Packet, uploads: str = "model") -> str:
+    """Why what a client uploads cannot be averaged; empty if it can."""
+    if uploads not in reply.tensors:
         return "" if not request.scalars.get("train", True) else "its reply holds no model"
-    if not weights.same_layout(reply.tensors["model"], request.tensors["model"]):
+    if not weights.same_layout(reply.tensors[uploads], request.tensors[uploads]):
         return "its model has other names, shapes or types than the one it was sent"
-    if not weights.finite(reply.tensors["model"]):
+    if not weights.finite(reply.tensors[uploads]):
         return "its model has NaN or infinite weights (client.lr too high?)"
     return ""
 

@@ -53,7 +53,7 @@ class Sites:
             validation=self.images(federation.validation, labels=True),
         )
 
-    def client(self, k: int, model: Network, truth: "Truth") -> Site:
+    def client(self, k: int, model: Network, diagnose: Diagnose = no_diagnosis) -> Site:
         """A client: images alone, unless the method is the one that may know their labels."""
         rows = self.federation.clients[k]
         labels = self.config.chosen().needs_client_labels
@@ -62,7 +62,7 @@ class Sites:
             model,
             self.images(rows, labels=labels),
             self.config.client,
-            diagnose=truth.diagnose,
+            diagnose=diagnose,
         )
 
     def _site(
@@ -90,6 +90,10 @@ class Sites:
             diagnose=diagnose,
         )
 
+    def truth(self, k: int) -> Ints:
+        """The true labels of a client's images, −1 where nobody knows them: for a simulation's counts."""
+        return self.federation.pool.labels[self.federation.clients[k]]
+
     def images(self, rows: Ints, *, labels: bool = False) -> Images:
         """A copy of some images of the pool."""
         pool = self.federation.pool
@@ -97,17 +101,26 @@ class Sites:
         return Images(pixels, torch.from_numpy(pool.labels[rows]) if labels else None)
 
 
-class Truth:
-    """What a simulation knows about a client's images, kept from the method: counts right labels."""
+class Diagnosis:
+    """The labels that a method gives to a client's images: noted while it works, judged when it is done.
 
-    def __init__(self, labels: Ints) -> None:
-        self.labels = torch.from_numpy(np.array(labels))
-        self.counts: Counter[str] = Counter()
+    So a simulation counts right labels, and nothing that a method can get hold of knows the truth.
+    """
 
-    def diagnose(self, name: str, rows: Tensor, given: Tensor) -> None:
+    def __init__(self) -> None:
+        self.given: list[tuple[str, Tensor, Tensor]] = []
+
+    def note(self, name: str, rows: Tensor, labels: Tensor) -> None:
+        """What a client's site calls."""
+        self.given.append((name, rows, labels))
+
+    def judged(self, truth: Ints) -> dict[str, int]:
         """Negative labels are right where the image is *not* of that class; unknown truth does not count."""
-        truth = self.labels[rows]
-        known = truth >= 0
-        right = (truth != given) if name == "negative" else (truth == given)
-        self.counts[f"{name}_known"] += int(known.sum())
-        self.counts[f"{name}_right"] += int((right & known).sum())
+        counts: Counter[str] = Counter()
+        for name, rows, labels in self.given:
+            true = torch.from_numpy(np.asarray(truth))[rows]
+            known = true >= 0
+            right = (true != labels) if name == "negative" else (true == labels)
+            counts[f"{name}_known"] += int(known.sum())
+            counts[f"{name}_right"] += int((right & known).sum())
+        return dict(counts)

@@ -23,7 +23,7 @@ from fedseal.data.pool import Federation, Pool
 from fedseal.learn import predict, train_supervised
 from fedseal.methods.fedseal import FedSEAL, repeated_batches
 from fedseal.methods.server_sl import ServerSL
-from fedseal.sites import Sites, Truth
+from fedseal.sites import Diagnosis, Sites
 from fedseal.weights import Tensors
 
 CLASSES = ("a", "b", "c", "d")
@@ -64,9 +64,9 @@ def method(sites: Sites) -> FedSEAL:
     return chosen
 
 
-def make_client(sites: Sites, k: int = 0) -> tuple[Site, Truth]:
-    truth = Truth(sites.federation.pool.labels[sites.federation.clients[k]])
-    return sites.client(k, sites.network(), truth), truth
+def make_client(sites: Sites, k: int = 0) -> tuple[Site, Diagnosis]:
+    diagnosis = Diagnosis()
+    return sites.client(k, sites.network(), diagnosis.note), diagnosis
 
 
 def model(sites: Sites, seed: int = 0) -> Tensors:
@@ -251,24 +251,20 @@ def test_a_client_has_no_labels() -> None:
     assert client.name == sites.federation.names[1]
 
 
-def test_truth_counts_right_labels() -> None:
+def test_right_labels_are_counted() -> None:
     """Truth of images 0 to 4: 2, 0, 1, unknown, 3.
 
     As positive labels 0 → 2, 1 → 1, 3 → 0, 4 → 3: of the three known (0, 1, 4) two are right (0 and 4).
     As negative labels 2 → 1 and 1 → 2: image 2 is of class 1, so that one is wrong; image 1 is of class 0.
-    A second call adds to the first.
+    More of a kind are added: 3 → 1 is unknown, 0 → 0 is right, since image 0 is of class 2.
     """
-    truth = Truth(np.array([2, 0, 1, -1, 3]))
-    truth.diagnose("positive", torch.tensor([0, 1, 3, 4]), torch.tensor([2, 1, 0, 3]))
-    truth.diagnose("negative", torch.tensor([2, 1]), torch.tensor([1, 2]))
-    assert truth.counts == {
-        "positive_known": 3,
-        "positive_right": 2,
-        "negative_known": 2,
-        "negative_right": 1,
-    }
-    truth.diagnose("negative", torch.tensor([3, 0]), torch.tensor([1, 0]))
-    assert (truth.counts["negative_known"], truth.counts["negative_right"]) == (3, 2)
+    diagnosis, truth = Diagnosis(), np.array([2, 0, 1, -1, 3])
+    diagnosis.note("positive", torch.tensor([0, 1, 3, 4]), torch.tensor([2, 1, 0, 3]))
+    diagnosis.note("negative", torch.tensor([2, 1]), torch.tensor([1, 2]))
+    positive = {"positive_known": 3, "positive_right": 2}
+    assert diagnosis.judged(truth) == positive | {"negative_known": 2, "negative_right": 1}
+    diagnosis.note("negative", torch.tensor([3, 0]), torch.tensor([1, 0]))
+    assert diagnosis.judged(truth) == positive | {"negative_known": 3, "negative_right": 2}
 
 
 def test_a_client_round_is_judged_by_the_truth() -> None:
@@ -281,10 +277,10 @@ def test_a_client_round_is_judged_by_the_truth() -> None:
     mean = torch.tensor(
         [[0.85, 0.05, 0.05, 0.05]] * 5 + [[0.4, 0.35, 0.25, 0.0]] * 3 + [[0.3, 0.3, 0.2, 0.2]] * 7
     )
-    client, truth = make_client(sites)
+    client, diagnosis = make_client(sites)
     reply, _ = method(sites).client_round(request(model(sites), TAU), remembered(mean), client)
     assert (reply.scalars["positive"], reply.scalars["negative"]) == (5, 3)
-    assert truth.counts == {
+    assert diagnosis.judged(sites.truth(0)) == {
         "positive_known": 5,
         "positive_right": 2,
         "negative_known": 3,
@@ -340,13 +336,13 @@ def test_a_request_delivered_twice_changes_nothing() -> None:
 
 def test_who_only_listens_remembers_and_returns_no_model() -> None:
     sites = make_sites()
-    client, truth = make_client(sites)
+    client, diagnosis = make_client(sites)
     w = model(sites)
     reply, memory = method(sites).client_round(listen(w, 4), Packet(), client)
     assert reply.tensors == {} and reply.scalars == {"t": 4}
     assert torch.equal(memory.tensors["images"]["mean"], predict(client, w, client.data))
     assert memory.tensors["images"]["count"].tolist() == [1] * PER_CLIENT
-    assert not truth.counts
+    assert diagnosis.given == []
 
 
 def test_without_ensemble_the_last_model_labels_alone() -> None:
@@ -411,12 +407,12 @@ def test_with_both_sets_empty_the_model_comes_back_as_it_went(batches: str) -> N
     """θ = 0 lets no class in (softmax is never 0 here) and τ = 1.5 no image."""
     sites = make_sites({"theta": 0.0, "threshold": "fixed", "tau": 1.5, "batches": batches})
     state, requests = server_round(sites)
-    client, truth = make_client(sites)
+    client, diagnosis = make_client(sites)
     reply, memory = method(sites).client_round(requests[0], Packet(), client)
     assert equal(reply.tensors["model"], state.tensors["model"])
     assert reply.scalars == {"t": 1, "positive": 0, "negative": 0}
     assert memory.scalars == {"t": 1}
-    assert set(truth.counts.values()) == {0}
+    assert set(diagnosis.judged(sites.truth(0)).values()) == {0}
 
 
 def test_a_client_without_images_returns_the_model() -> None:
@@ -435,14 +431,14 @@ def test_without_negative_learning() -> None:
     mean, replies = rows_of(6, 9, 0), []
     for options in ({"negative": False}, {"theta": 0.0}, {}):
         sites = make_sites(options)
-        client, truth = make_client(sites)
+        client, diagnosis = make_client(sites)
         reply, _ = method(sites).client_round(request(model(sites), TAU), remembered(mean), client)
         replies.append(reply)
     assert [r.scalars["positive"] for r in replies] == [6, 6, 6]
     assert [r.scalars["negative"] for r in replies] == [0, 0, 9]
     assert replies[0].to_bytes() == replies[1].to_bytes()
     assert not equal(replies[0].tensors["model"], replies[2].tensors["model"])
-    assert truth.counts["negative_known"] == 9
+    assert diagnosis.judged(sites.truth(0))["negative_known"] == 9
 
 
 def test_soft_labels_are_others_than_hard_ones() -> None:

@@ -9,7 +9,7 @@ from fedseal.core import Packet, Round, Site
 from fedseal.data.pool import Federation, Pool
 from fedseal.learn import accuracy, predict, train_supervised
 from fedseal.methods.server_sl import ServerSL
-from fedseal.sites import Sites, Truth
+from fedseal.sites import Sites
 
 CLASSES = ("dark", "grey", "light")
 
@@ -81,7 +81,7 @@ def test_collect_changes_nothing() -> None:
 
 def test_a_client_that_is_asked_all_the_same_does_nothing() -> None:
     sites = make_sites()
-    client = sites.client(0, sites.network(), Truth(np.zeros(5, np.int64)))
+    client = sites.client(0, sites.network())
     assert client.data.labels is None
     memory = Packet(scalars={"t": 7})
     reply, after = method(sites).client_round(Packet({"model": {}}, {"t": 1}), memory, client)

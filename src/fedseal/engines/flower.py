@@ -28,6 +28,7 @@ from fedseal.api import versions
 from fedseal.config import Config, parse
 from fedseal.core import Packet, Reply, Settings
 from fedseal.errors import UserError
+from fedseal.methods import code, section
 from fedseal.sites import Sites
 
 POLL = 0.1  # seconds between looks for replies
@@ -46,6 +47,7 @@ class Job(Settings):
     channels: int
     size: int
     config: dict[str, Any]
+    code: str = ""  # hash of the file of a method that is not fedseal's
     memory: str = ""  # of simulated clients alone: the folder of their memories
 
     def settings(self) -> Config:
@@ -56,12 +58,15 @@ def job_of(sites: Sites, run: str, *, data: bool) -> Job:
     """The job of any client. What a client has no use for stays at the server; `data`: simulated clients
     deal the data themselves."""
     pool, raw = sites.federation.pool, sites.config.to_dict()
-    kept = ("method", "seed", "model", "augment", "client", sites.config.method)
+    method = sites.config.method
+    kept = ("method", "seed", "model", "augment", "client", section(method))
     config = {key: raw[key] for key in kept}
     config["augment"] = {"flip": pool.flips} | raw["augment"]
     if data:
         path = {"path": str(Path(sites.config.data.path).resolve())} if sites.config.data.path else {}
         config |= {"data": raw["data"] | path, "engine": raw["engine"]}
+    else:
+        config["method"] = Path(method).name  # where its file lies is the server's own affair
     return Job(
         run=run,
         client="",
@@ -70,6 +75,7 @@ def job_of(sites: Sites, run: str, *, data: bool) -> Job:
         channels=pool.pixels.shape[1],
         size=pool.pixels.shape[2],
         config=config,
+        code=code(method),
     )
 
 

@@ -18,6 +18,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedseal.api import deal, versions
+from fedseal.config import Config, parse
 from fedseal.core import Images, Packet, Site
 from fedseal.data import cache
 from fedseal.data.folders import read_unlabelled
@@ -25,8 +26,9 @@ from fedseal.data.pool import Federation, Pool
 from fedseal.errors import UserError
 from fedseal.machine import threads
 from fedseal.memory import Memory
+from fedseal.methods import METHODS, code
 from fedseal.models import ModelSettings, Network, build
-from fedseal.sites import Sites, Truth
+from fedseal.sites import Diagnosis, Sites
 
 app = ClientApp()
 
@@ -49,7 +51,8 @@ def learn(message: Message, context: Context) -> Message:
     job = Job.model_validate_json(str(message.content.config_records["job"]["job"]))
     request, about = Packet.from_bytes(unpack(message.content)), context.node_config
     if "partition-id" not in about:
-        reply = own(job, request, Path(str(about["images"])), Path(str(about["memory"])))
+        images, memory = (Path(str(about[name])) for name in ("images", "memory"))
+        reply = own(job, request, images, memory, str(about.get("method", "")))
         return Message(pack(reply.to_bytes()), reply_to=message)
     reply, counts = simulated(job, request, int(str(about["partition-id"])))
     record = pack(reply.to_bytes())
@@ -60,9 +63,10 @@ def learn(message: Message, context: Context) -> Message:
 def simulated(job: Job, request: Packet, k: int) -> tuple[Packet, dict[str, int]]:
     """Client k of a federation that this process deals itself; also counts right labels."""
     sites, model = federation_of(job.model_copy(update={"client": ""}).model_dump_json())
-    truth = Truth(sites.federation.pool.labels[sites.federation.clients[k]])
-    client = sites.client(k, model, truth)
-    return serve(sites, client, request, Memory(Path(job.memory) / str(k))), dict(truth.counts)
+    diagnosis = Diagnosis()
+    client = sites.client(k, model, diagnosis.note)
+    reply = serve(sites, client, request, Memory(Path(job.memory) / str(k)))
+    return reply, diagnosis.judged(sites.truth(k))
 
 
 @lru_cache(1)
@@ -73,11 +77,12 @@ def federation_of(job: str) -> tuple[Sites, Network]:
     return sites, sites.network()
 
 
-def own(job: Job, request: Packet, images: Path, memory: Path) -> Packet:
-    """The client whose images lie in a folder of this machine."""
-    here, config = versions()["fedseal"], job.settings()
+def own(job: Job, request: Packet, images: Path, memory: Path, method: str = "") -> Packet:
+    """The client whose images lie in a folder of this machine; `method`: its copy of a method's file."""
+    here = versions()["fedseal"]
     if job.version != here:
         raise Refusal(f"the server has fedseal {job.version}, this client {here}: install the same one")
+    config = settings_here(job, method)
     if not re.fullmatch("[0-9a-f]{8,64}", job.run):  # it becomes a file's name
         raise Refusal("the server gave its run no proper name")
     if config.chosen().needs_client_labels:
@@ -86,8 +91,22 @@ def own(job: Job, request: Packet, images: Path, memory: Path) -> Packet:
     rows = np.arange(len(pool.labels))
     sites = Sites(config, Federation(pool, rows[:0], rows[:0], (rows,), (job.client,), {}))
     model = network_of(config.model, job.channels, job.size, job.classes).to(sites.device)
-    client = sites.client(0, model, Truth(pool.labels))
+    client = sites.client(0, model)
     return serve(sites, client, request, Memory(memory / f"{job.run}.safetensors"))
+
+
+def settings_here(job: Job, method: str) -> Config:
+    """The run's configuration. Code is loaded from the file that the client itself has named, if at all, and
+    never from one that the server names."""
+    name = str(job.config["method"])
+    if name in METHODS:
+        return job.settings()
+    if not method:
+        raise Refusal(f"the server runs {name}: join with --method and a copy of that file")
+    here = f"{method}:{name.rpartition(':')[2]}"
+    if code(here) != job.code:
+        raise Refusal(f"{Path(method).name} is not the same file as the server's: get a copy of that")
+    return parse(job.config | {"method": here}, "the server's configuration")
 
 
 def read_images(folder: Path, size: int, channels: int, classes: int) -> Pool:

@@ -17,7 +17,7 @@ import torch
 from fedseal.core import Packet, Reply
 from fedseal.machine import cores, threads
 from fedseal.models import Network
-from fedseal.sites import Sites, Truth
+from fedseal.sites import Diagnosis, Sites
 
 TRIES = 2  # a worker that dies is replaced, and its client tried once more
 
@@ -34,11 +34,12 @@ class Desk:
 
     def serve(self, k: int, request: Packet, memory: bytes) -> Done:
         """One client's part of a round. Depends on nothing but its arguments."""
-        truth = Truth(self.sites.federation.pool.labels[self.sites.federation.clients[k]])
-        client = self.sites.client(k, self.model, truth)
+        diagnosis = Diagnosis()
+        client = self.sites.client(k, self.model, diagnosis.note)
         known = Packet.from_bytes(memory) if memory else Packet()
         reply, remembered = self.method.client_round(request, known, client)
-        return reply.to_bytes(), remembered.to_bytes(), dict(truth.counts)
+        counts = diagnosis.judged(self.sites.truth(k))
+        return reply.to_bytes(), remembered.to_bytes(), counts
 
 
 class LocalEngine:

@@ -27,12 +27,12 @@ class FedAvg(Method):
 
     def client_round(self, request: Packet, memory: Packet, client: Site) -> tuple[Packet, Packet]:
         t = int(request.scalars["t"])
-        w = self.train_client(client, request.tensors["model"], t)
-        return Packet({"model": w}, {"t": t}), memory
+        w, counts = self.train_client(client, request.tensors["model"], t)
+        return Packet({"model": w}, {"t": t, **counts}), memory
 
     @abstractmethod
-    def train_client(self, client: Site, start: Tensors, t: int) -> Tensors:
-        """A client's model of round t, from the global model."""
+    def train_client(self, client: Site, start: Tensors, t: int) -> tuple[Tensors, dict[str, int]]:
+        """A client's model of round t, from the global model, and what the client counts."""
 
     def collect(self, round: Round, state: Packet, replies: Mapping[int, Packet], server: Site) -> Packet:
         models = {k: reply.tensors["model"] for k, reply in replies.items()}

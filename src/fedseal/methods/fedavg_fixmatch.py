@@ -20,14 +20,14 @@ class FedAvgFixMatch(FedAvg):
 
     threshold: float = Field(0.9, ge=0, le=1, description="confidence from which a pseudo-label counts")
 
-    def train_client(self, client: Site, start: Tensors, t: int) -> Tensors:
+    def train_client(self, client: Site, start: Tensors, t: int) -> tuple[Tensors, dict[str, int]]:
         def loss(model: nn.Module, weak: Tensor, strong: Tensor) -> Tensor:
             with no_grad():
                 seen = model(weak)
             return self.unsupervised(seen, model(strong))
 
         batches = two_view_batches(client, client.rng(t, "batches"))
-        return fit(client, start, batches, loss, learning_rate(client, t))
+        return fit(client, start, batches, loss, learning_rate(client, t)), {}
 
     def unsupervised(self, weak: Tensor, strong: Tensor) -> Tensor:
         """The loss of a batch from the logits of its two views."""

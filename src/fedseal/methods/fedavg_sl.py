@@ -22,8 +22,8 @@ class FedAvgSL(FedAvg):
         request = Packet({"model": state.tensors["average"]}, {"t": round.t, "train": True})
         return state, dict.fromkeys(round.cohort, request)
 
-    def train_client(self, client: Site, start: Tensors, t: int) -> Tensors:
-        return train_supervised(client, start, t)
+    def train_client(self, client: Site, start: Tensors, t: int) -> tuple[Tensors, dict[str, int]]:
+        return train_supervised(client, start, t), {}
 
     def collect(self, round: Round, state: Packet, replies: Mapping[int, Packet], server: Site) -> Packet:
         average = super().collect(round, state, replies, server).tensors["average"]

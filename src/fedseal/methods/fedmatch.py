@@ -1,0 +1,140 @@
+"""FedMatch (Jeong et al. 2021), labels at the server: disjoint weights and inter-client consistency.
+
+The network's weights are σ + ψ. The server trains σ on its labels, clients train ψ with σ held, and ψ alone
+comes back and is averaged. Every tenth round a client also gets the ψ of its two nearest clients ("helpers"):
+it is drawn to their predictions, and they vote with it on pseudo-labels. Nearness is that of the outputs for
+one fixed image of noise.
+
+With σ held, a step on ψ is the same step on w = σ + ψ; so w is what is trained, and ψ = w − σ.
+
+Differs from the original: clients augment by this library's RandAugment; σ's server step augments as
+`server.augment` says (the original: not at all); learning rates, epochs and batches are those of the
+configuration. The original's ‖σ − ψ‖² with its weight of 10 was tuned for 5 plain SGD steps a round; with
+momentum and many steps it pulls ψ nearly onto σ. As in the original's code, helpers serve in the round that
+they are sent in alone. Networks with BatchNorm are refused.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedseal import weights
+from fedseal.core import Images, Method, Packet, Round, Site
+from fedseal.learn import Batch, fit, learning_rate, predict, train_supervised
+from fedseal.losses import agreed_labels, consistency_loss
+from fedseal.models import refuse_batch_norm
+from fedseal.paper import positive_loss
+from fedseal.weights import Tensors
+
+
+class FedMatch(Method):
+    """The `[fedmatch]` section."""
+
+    uploads: ClassVar[str] = "psi"
+
+    supervised_weight: float = Field(10.0, gt=0, description="λ_s: weight of the server's loss")
+    consistency_weight: float = Field(0.01, ge=0, description="λ_i: weight of the divergence from helpers")
+    agreement_weight: float = Field(0.01, ge=0, description="λ_a: weight of the loss on voted labels")
+    sparsity: float = Field(1e-5, ge=0, description="λ_L1: weight of |ψ|")
+    proximity: float = Field(10.0, ge=0, description="λ_L2: weight of ‖σ − ψ‖²")
+    threshold: float = Field(0.75, ge=0, le=1, description="confidence from which an image counts")
+    helpers: int = Field(2, ge=0, description="helpers of a client")
+    helpers_every: int = Field(10, ge=1, description="rounds between those with helpers")
+    psi_factor: float = Field(0.2, ge=0, description="initial ψ: so much of initial weights")
+
+    def start(self, server: Site) -> Packet:
+        refuse_batch_norm(server.model, "FedMatch")
+        sigma = weights.save(server.model)
+        psi = {name: self.psi_factor * sigma[name] for name, _ in server.model.named_parameters()}
+        w = added(sigma, psi)
+        return Packet({"model": w, "average": w, "sigma": sigma, "psi": psi})
+
+    def server_round(self, round: Round, state: Packet, server: Site) -> tuple[Packet, dict[int, Packet]]:
+        psi = state.tensors["psi"]
+        w = train_supervised(
+            server, state.tensors["average"], round.t, stream="rounds", weight=self.supervised_weight
+        )
+        sigma = {name: value - psi[name] if name in psi else value for name, value in w.items()}
+        plain = Packet({"sigma": sigma, "psi": psi}, {"t": round.t, "train": True})
+        requests = dict.fromkeys(round.cohort, plain)
+        if round.t % self.helpers_every == 0:
+            for k in round.cohort:
+                near = nearest(k, state.tensors.get("outputs", {}), self.helpers)
+                helpers = {f"helper.{i}": state.tensors[f"psi.{other}"] for i, other in enumerate(near)}
+                requests[k] = Packet({**plain.tensors, **helpers}, plain.scalars)
+        return Packet({**state.tensors, "model": w, "sigma": sigma}), requests
+
+    def client_round(self, request: Packet, memory: Packet, client: Site) -> tuple[Packet, Packet]:
+        sigma, psi, t = request.tensors["sigma"], request.tensors["psi"], int(request.scalars["t"])
+        helpers = [added(sigma, v) for name, v in request.tensors.items() if name.startswith("helper.")]
+        helped = torch.zeros(len(client.data), 0, client.classes)
+        if helpers:
+            helped = torch.stack([predict(client, helper, client.data) for helper in helpers], dim=1)
+        held = {name: sigma[name].to(client.device) for name in psi}
+
+        def loss(model: nn.Module, plain: Tensor, strong: Tensor, helped: Tensor) -> Tensor:
+            own = dict(model.named_parameters())
+            total = self.regularisation(own, held)
+            logits = model(plain)
+            sure = logits.softmax(dim=1).amax(dim=1) >= self.threshold
+            if sure.any():
+                labels = agreed_labels(logits[sure], helped[sure])
+                total = total + self.agreement_weight * positive_loss(model(strong[sure]), labels)
+                total = total + self.consistency_weight * consistency_loss(logits[sure], helped[sure])
+            return total
+
+        batches = self.client_batches(client, t, helped)
+        w = fit(client, added(sigma, psi), batches, loss, learning_rate(client, t))
+        return Packet({"psi": {name: w[name] - sigma[name] for name in psi}}, {"t": t}), memory
+
+    def client_batches(self, client: Site, t: int, helped: Tensor) -> Iterator[Batch]:
+        """Mini-batches (images as they are, strong views, the helpers' confidences [n, helpers, M])."""
+        pixels, size, generator = client.data.pixels, client.learning.batch, client.rng(t, "batches")
+        for _ in range(client.learning.epochs):
+            rows = torch.randperm(len(pixels), generator=generator)
+            images = pixels[rows]
+            strong = client.augment.strong(images, generator)
+            parts = (images.float(), strong.float(), helped[rows])
+            yield from zip(*(part.to(client.device).split(size) for part in parts), strict=True)
+
+    def regularisation(self, w: Mapping[str, Tensor], sigma: Mapping[str, Tensor]) -> Tensor:
+        """λ_L1 |ψ| + λ_L2 ‖σ − ψ‖² for ψ = w − σ."""
+        pairs = [(sigma[name], value - sigma[name]) for name, value in w.items()]
+        sparse = torch.stack([psi.abs().sum() for _, psi in pairs]).sum()
+        near = torch.stack([(fixed - psi).square().sum() for fixed, psi in pairs]).sum()
+        return self.sparsity * sparse + self.proximity * near
+
+    def collect(self, round: Round, state: Packet, replies: Mapping[int, Packet], server: Site) -> Packet:
+        sigma, groups = state.tensors["sigma"], dict(state.tensors)
+        received = {k: reply.tensors["psi"] for k, reply in replies.items()}
+        if received:
+            groups["psi"] = weights.average(received)
+        groups["average"] = added(sigma, groups["psi"])
+        if self.helpers:
+            noise = Images(self.noise(server))
+            outputs = {str(k): predict(server, added(sigma, psi), noise)[0] for k, psi in received.items()}
+            groups["outputs"] = {**groups.get("outputs", {}), **outputs}
+            groups |= {f"psi.{k}": psi for k, psi in received.items()}
+        return Packet(groups)
+
+    def noise(self, server: Site) -> Tensor:
+        """The image [1, C, H, W] that all clients' models are compared by, the same in every round."""
+        empty = torch.empty(1, *server.data.pixels.shape[1:])
+        return nn.init.trunc_normal_(empty, 125, 125, 0, 255, generator=server.rng(0, "noise"))
+
+
+def added(sigma: Mapping[str, Tensor], psi: Mapping[str, Tensor]) -> Tensors:
+    """w = σ + ψ. What is no parameter (the normalisation of inputs) is in σ alone."""
+    return {name: value + psi[name] if name in psi else value for name, value in sigma.items()}
+
+
+def nearest(k: int, outputs: Mapping[str, Tensor], number: int) -> list[int]:
+    """The clients whose outputs are nearest to client k's, by Euclidean distance; none before it has any."""
+    if str(k) not in outputs:
+        return []
+    own = outputs[str(k)]
+    others = {int(name): float((value - own).norm()) for name, value in outputs.items() if name != str(k)}
+    return sorted(others, key=lambda other: (others[other], other))[:number]

@@ -1,0 +1,119 @@
+"""What holds for every method: labels, resume and both engines, on a small real federation."""
+
+import gc
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import TINY, same_weights
+from fedseal import api, weights
+from fedseal.config import load_config
+from fedseal.core import Packet, Round
+from fedseal.errors import UserError
+from fedseal.methods import METHODS
+from fedseal.sites import Diagnosis, Sites
+
+# With untrained networks: thresholds that let clients learn, and helpers from round 2 on.
+EASY: dict[str, Any] = {
+    "rounds": 3,
+    "cohort": 2,
+    "server.lr": 0.01,
+    "fedavg-fixmatch.threshold": 0.1,
+    "fedavg-uda.threshold": 0.1,
+    "fedmatch.threshold": 0.1,
+    "fedmatch.helpers_every": 2,
+    "fedrgd.threshold": 0.1,
+    "semifl.threshold": 0.1,
+}
+
+
+def settings(method: str, **more: Any) -> dict[str, Any]:
+    return {**TINY, **EASY, "method": method, "server.threads": 1, **more}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Three rounds of a method, not interrupted, without workers."""
+    folder, done = tmp_path_factory.mktemp("whole"), set[str]()
+
+    def run(method: str) -> Path:
+        if method not in done:
+            api.train("fmnist-lenet", out=folder / method, set=settings(method))
+            done.add(method)
+        return folder / method
+
+    return run
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_only_fedavg_sl_can_reach_clients_labels(method: str) -> None:
+    """Whatever can be got hold of from a client's site, no tensor or array among it holds the labels."""
+    config = load_config("fmnist-lenet", settings(method))
+    sites = Sites(config, api.deal(config.data, config.seed))
+    client = sites.client(0, sites.network(), Diagnosis().note)
+    truth = sites.truth(0).tolist()
+    arrays = (
+        x.tolist() for x in reachable(client) if isinstance(x, torch.Tensor | np.ndarray) and x.ndim == 1
+    )
+    assert (truth in list(arrays)) == (method == "fedavg-sl")
+
+
+def reachable(root: object) -> list[object]:
+    """Everything below an object: attributes, items, what functions close over and methods are bound to."""
+    seen: dict[int, object] = {}
+    queue = [root]
+    while queue:
+        found = queue.pop()
+        if id(found) in seen or isinstance(found, types.ModuleType | type):
+            continue
+        seen[id(found)] = found
+        if not isinstance(found, torch.Tensor | np.ndarray):
+            queue += [
+                x for x in gc.get_referents(found) if not isinstance(x, dict) or "__builtins__" not in x
+            ]
+    return list(seen.values())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_resumed_run_ends_the_same(method: str, whole: Any, tmp_path: Path) -> None:
+    for rounds in (1, 3):
+        api.train("fmnist-lenet", out=tmp_path / "run", resume=True, set=settings(method, rounds=rounds))
+    assert same_weights(tmp_path / "run", whole(method))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_flower_gives_the_same_weights(method: str, whole: Any, tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    keys = settings(method, **{"engine.name": "flower", "engine.workers": 2})
+    api.train("fmnist-lenet", out=tmp_path / "run", set=keys)
+    assert same_weights(tmp_path / "run", whole(method))
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - {"server-sl"}))
+def test_clients_learn_something_and_a_round_without_replies_does_no_harm(method: str) -> None:
+    config = load_config("fmnist-lenet", settings(method))
+    sites = Sites(config, api.deal(config.data, config.seed))
+    chosen, server, model = config.chosen(), sites.server(), sites.network()
+    round = Round(1, (0, 1), range(3))
+    state, requests = chosen.server_round(round, chosen.start(server), server)
+    reply, _ = chosen.client_round(requests[0], Packet(), sites.client(0, model))
+    sent, back = requests[0].tensors[chosen.uploads], reply.tensors[chosen.uploads]
+    assert weights.same_layout(back, sent) and weights.finite(back)
+    assert any(not torch.equal(back[name], sent[name]) for name in sent)
+
+    alone = chosen.collect(round, state, {}, server)
+    assert weights.finite(alone.tensors["average"])
+    assert weights.same_layout(alone.tensors["average"], state.tensors["model"])
+
+
+@pytest.mark.parametrize("method", ["fedmatch", "fedrgd"])
+def test_batch_norm_is_refused_where_it_does_not_fit(method: str) -> None:
+    keys = settings(method, **{"model.name": "resnet18", "model.norm": "batch", "model.width": 8})
+    config = load_config("fmnist-lenet", keys)
+    sites = Sites(config, api.deal(config.data, config.seed))
+    with pytest.raises(UserError, match=r"set model\.norm to 'group' or 'none'"):
+        config.chosen().start(sites.server())
