@@ -1,5 +1,6 @@
 """A server and three clients as processes of their own on loopback, with TLS and authentication."""
 
+import json
 import os
 import signal
 import socket
@@ -7,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from fedseal.observers import read_events
 pytest.importorskip("flwr")
 
 NAMES = ("east", "north", "south")
+PROGRAM = ("-m", "fedseal")
 PATIENCE = 240.0  # seconds, on a busy machine
 LEARNS = {
     "data.size": 16,
@@ -40,13 +42,13 @@ class Crew:
         self.folder, self.mark = folder, uuid.uuid4().hex
         self.port, self.started = free_port(), 0
 
-    def start(self, *words: object, inside: str = "") -> "Process":
+    def start(self, *words: object, inside: str = "", program: Sequence[str] = PROGRAM) -> "Process":
         """`fedseal` with these words, inside a network namespace if one is named."""
         self.started += 1
         path = self.folder / f"output-{self.started}.txt"
         about = {"FEDSEAL_TEST": self.mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         command = ["ip", "netns", "exec", inside] if inside else []
-        command += [sys.executable, "-m", "fedseal", *map(str, words)]
+        command += [sys.executable, *program, *map(str, words)]
         with path.open("wb") as file:
             process = subprocess.Popen(
                 command, env={**os.environ, **about}, stdout=file, stderr=file, start_new_session=True
@@ -132,20 +134,22 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Deployment:
     """The commands of a deployment of `images`."""
 
-    def __init__(self, crew: Crew, images: Path, **more: object) -> None:
+    def __init__(self, crew: Crew, images: Path, names: Sequence[str] = NAMES, **more: object) -> None:
         self.crew, self.images, self.settings = crew, images, LEARNS | more
         self.keys, self.run = crew.folder / "keys", crew.folder / "run"
-        keys.init(self.keys, ["127.0.0.1"], NAMES)
+        keys.init(self.keys, ["127.0.0.1"], names)
 
-    def serve(self, *more: str) -> Process:
-        where = ["--labels", self.images / "server", "--test", self.images / "test", "--keys", self.keys]
+    def serve(self, *more: str, keys: bool = True) -> Process:
+        where = ["--labels", self.images / "server", "--test", self.images / "test"]
         where += ["--port", self.crew.port, "--out", self.run, "--wait", PATIENCE]
+        where += ["--keys", self.keys] if keys else []
         return self.crew.start("serve", "folders", *where, *settings(self.settings), *more)
 
-    def join(self, name: str, key: Path | None = None) -> Process:
+    def join(self, name: str, key: Path | None = None, program: Sequence[str] = PROGRAM) -> Process:
         where = ["--images", self.images / "clients" / name, "--memory", self.memory(name).parent]
         key = key or self.keys / "clients" / f"{name}.key"
-        return self.crew.start("join", f"127.0.0.1:{self.crew.port}", "--key", key, *where)
+        words = ("join", f"127.0.0.1:{self.crew.port}", "--key", key, *where)
+        return self.crew.start(*words, program=program)
 
     def memory(self, name: str) -> Path:
         """The one file in a client's memory, or where it will be."""
@@ -166,7 +170,9 @@ class Deployment:
         return folder
 
 
-def test_a_deployment_equals_the_local_engine_and_refuses_strangers(crew: Crew, images: Path) -> None:
+def test_a_deployment_equals_the_local_engine_and_refuses_strangers(
+    crew: Crew, images: Path, fedseal: Command
+) -> None:
     deployment = Deployment(crew, images, rounds=2)
     stranger = keys.init(crew.folder / "other", ["127.0.0.1"], ["north"])[0]  # another CA
     wrong, right = keys.client_key(stranger).root, (deployment.keys / "ca.crt").read_bytes()
@@ -186,6 +192,88 @@ def test_a_deployment_equals_the_local_engine_and_refuses_strangers(crew: Crew, 
     assert "round 2: got" in clients[0].said and "sends" in clients[0].said
     assert same_weights(deployment.run, deployment.as_local())
     assert crew.all() == []
+
+    fedseal("evaluate", deployment.run).refuses("clients' images", "--test DIR")
+    answer = fedseal("evaluate", deployment.run, "--test", images / "test")
+    measured = json.loads((deployment.run / "summary.json").read_text("utf-8"))["test_accuracy"]["last"]
+    assert answer.code == 0 and f"{measured:.2%}" in answer.out
+
+
+# What a broken client does, in a real client's process: it changes what the honest one would reply.
+BREAK = """
+import sys, time, torch
+from fedseal.core import Packet
+from fedseal.engines import flower_client
+honest, way = flower_client.serve, sys.argv.pop(1)
+
+def broken(*arguments):
+    reply = honest(*arguments)
+    model = reply.tensors["model"]
+    if way == "NaN":
+        model["mean"].fill_(torch.nan)
+    elif way == "shape":
+        model["mean"] = torch.zeros(7)
+    elif way == "huge":
+        model["mean"] = torch.zeros(500_000)
+    elif way == "keys":
+        return Packet({"model": {"other": torch.zeros(1)}}, reply.scalars)
+    elif way == "raises":
+        raise RuntimeError("a secret of this client")
+    elif way == "slow":
+        time.sleep(600)
+    return reply
+
+flower_client.serve = broken
+from fedseal.cli import main
+main()
+"""
+REASONS = {
+    "NaN": "NaN or infinite",
+    "shape": "other names, shapes or types",
+    "huge": "far too large",
+    "keys": "other names, shapes or types",
+    "raises": "it failed: RuntimeError",
+    "slow": "no reply within 25 seconds",
+}
+
+
+def test_broken_clients_do_not_break_a_run(crew: Crew, images: Path) -> None:
+    """One honest client and one of each broken kind, over TLS: the round goes on with the honest one."""
+    for way in REASONS:
+        (images / "clients" / way).symlink_to(images / "clients" / "south")
+    names = ("north", *REASONS)
+    deployment = Deployment(crew, images, names, rounds=1, **{"engine.deadline": 25})
+    server = deployment.serve()
+    honest = deployment.join("north")
+    broken = {way: deployment.join(way, program=("-c", BREAK, way)) for way in REASONS}
+    assert server.ends() == 0, server.said
+    assert honest.ends() == 0, honest.said
+    events = read_events(deployment.run / "events.jsonl")
+    for way, reason in REASONS.items():
+        found = [e["reason"] for e in events if e["event"] == "left-out" and e["client"] == way]
+        assert len(found) == 1 and reason in found[0], (way, found)
+        assert "a secret" not in "".join(found)
+    assert "a secret of this client" in broken["raises"].said  # there, and only there
+    [last] = [e for e in events if e["event"] == "round"]
+    assert sorted(last["left_out"]) == sorted(REASONS)
+
+
+def test_without_tls_and_keys_where_it_is_said(crew: Crew, images: Path) -> None:
+    deployment = Deployment(crew, images, rounds=1)
+    names = [word for name in NAMES for word in ("--name", name)]
+    server = deployment.serve("--insecure", *names, keys=False)
+    with_key = deployment.join("north")
+    assert with_key.ends() == 2 and "does not speak TLS" in with_key.said
+    clients = [
+        crew.start(
+            *("join", f"127.0.0.1:{crew.port}", "--insecure", "--name", name),
+            *("--images", images / "clients" / name, "--memory", crew.folder / "memory" / name),
+        )
+        for name in NAMES
+    ]
+    assert server.ends() == 0, server.said
+    assert [client.ends() for client in clients] == [0, 0, 0]
+    assert same_weights(deployment.run, deployment.as_local())
 
 
 def test_client_and_server_are_killed_and_come_back(crew: Crew, images: Path) -> None:

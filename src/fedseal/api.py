@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 
 from fedseal import weights
 from fedseal.config import Config, load_config, parse
 from fedseal.core import Engine, Packet, Site
 from fedseal.data import sources
+from fedseal.data.folders import read_labelled
 from fedseal.data.pool import Federation
 from fedseal.data.splits import DataSettings, split
 from fedseal.engines.local import LocalEngine
 from fedseal.errors import UserError
 from fedseal.files import write_atomic
+from fedseal.learn import INFERENCE_BATCH, accuracy
 from fedseal.machine import cores, threads
 from fedseal.methods import METHODS, section
 from fedseal.model_file import load, save_model
@@ -280,13 +283,23 @@ def versions() -> dict[str, str]:
     return packages | {"python": platform.python_version(), "machine": platform.machine()}
 
 
-def evaluate(run: str | os.PathLike[str]) -> dict[str, Any]:
-    """Accuracies of a finished run's model, measured anew on the run's own split."""
+def evaluate(run: str | os.PathLike[str], test: str | os.PathLike[str] | None = None) -> dict[str, Any]:
+    """Accuracies of a finished run's model, measured anew on the run's own split, or on a labelled folder."""
     folder = Path(run)
+    if test is not None:
+        classifier = load(folder)
+        images = read_labelled(
+            Path(test), classifier.classes, size=classifier.size, channels=classifier.channels, progress=False
+        )
+        chunks = torch.from_numpy(images.pixels).split(INFERENCE_BATCH)
+        probs = torch.cat([classifier(chunk) for chunk in chunks])
+        return {"test_accuracy": accuracy(probs, torch.from_numpy(images.labels))}
     if not (folder / "config.toml").exists():
         raise UserError(f"{folder} is no run folder: it has no config.toml.")
     config = load_config(folder / "config.toml")
     model = load(folder).model
+    if config.data.source == "folders" and not (Path(config.data.path) / "server").is_dir():
+        raise UserError(f"The clients' images of the run in {folder} are not here: give --test DIR.")
     sites = Sites(config, deal(config.data, config.seed))
     if sites.federation.fingerprint != _split_of(folder):
         raise UserError(f"The data have changed since the run in {folder}: measure on the same images.")

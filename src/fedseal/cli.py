@@ -139,9 +139,14 @@ def show(preset: str) -> None:
 
 
 @app.command(epilog="Example:  fedseal evaluate runs/demo")
-def evaluate(run: Annotated[Path, typer.Argument(metavar="RUN")]) -> None:
-    """Measure a finished run's model anew on the run's own split."""
-    for name, value in api.evaluate(run).items():
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN")],
+    test: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Labelled images to measure on, a folder per class.")
+    ] = None,
+) -> None:
+    """Measure a finished run's model anew: on the run's own split, or on a labelled folder."""
+    for name, value in api.evaluate(run, test).items():
         console.print(f"{name.replace('_', ' '):22} {value:.2%}")
 
 
