@@ -18,6 +18,7 @@ from conftest import contents, same_weights
 from fedseal import api
 from fedseal.config import load_config
 from fedseal.errors import UserError
+from fedseal.files import locked
 
 
 def events(run: Path) -> list[dict[str, Any]]:
@@ -170,3 +171,11 @@ def test_a_plain_script_without_a_guard(tiny: dict[str, Any], tmp_path: Path) ->
     assert (done.returncode, done.stdout.split()) == (0, ["begin", "end", "2"]), done.stderr
     api.train("demo", out=tmp_path / "here", set=tiny)
     assert same_weights(tmp_path / "run", tmp_path / "here")  # two workers, or none
+
+
+def test_a_folder_is_trained_in_by_one_process_at_a_time(tiny: dict[str, Any], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    api.train("demo", out=run, set=tiny, rounds=1)
+    with locked(run), pytest.raises(UserError, match="run is in use: another process"):
+        api.train("demo", out=run, set=tiny, rounds=2, resume=True)
+    assert api.train("demo", out=run, set=tiny, rounds=2, resume=True).summary["rounds"] == 2

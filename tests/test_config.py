@@ -154,3 +154,9 @@ def test_an_unknown_preset_is_named() -> None:
 def test_a_config_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Config().rounds = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("key", ["rounds", "server.lr", "data.clients", "model.width", "fedseal.theta"])
+def test_true_is_no_number(key: str) -> None:
+    with pytest.raises(UserError, match=rf"in '{key}', true and false are no numbers"):
+        load_config("demo", {key: True})

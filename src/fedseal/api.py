@@ -24,7 +24,7 @@ from fedseal.data.pool import Federation
 from fedseal.data.splits import DataSettings, split
 from fedseal.engines.local import LocalEngine
 from fedseal.errors import UserError
-from fedseal.files import write_atomic
+from fedseal.files import locked, write_atomic
 from fedseal.learn import INFERENCE_BATCH, accuracy
 from fedseal.machine import cores, threads
 from fedseal.methods import METHODS, section
@@ -105,7 +105,17 @@ def run(
     check(config, federation)
     sites = Sites(config, federation)
     server = sites.server()
-    identity = f"{config.fingerprint(ignore=['rounds'])}-{federation.fingerprint}"
+    config.chosen().check(server)
+    with locked(folder):
+        return _train(sites, server, folder, console, start_engine or engine_of(config), started)
+
+
+def _train(
+    sites: Sites, server: Site, folder: Path, console: Console, start_engine: StartEngine, started: float
+) -> Result:
+    """From the last checkpoint, if there is one, to the last round."""
+    config = sites.config
+    identity = f"{config.fingerprint(ignore=['rounds'])}-{sites.federation.fingerprint}"
     saved = folder / "checkpoint" / "state.safetensors"
     resumed = Checkpoint.load(saved, identity) if saved.exists() else None
     done = resumed.t if resumed else 0
@@ -121,7 +131,7 @@ def run(
 
     with ExitStack() as stack:
         stack.enter_context(threads(config.server.threads))
-        engine = (start_engine or engine_of(config))(sites, resumed.memories if resumed else {})
+        engine = start_engine(sites, resumed.memories if resumed else {})
         stack.callback(engine.close)
         observers: list[Observer] = [
             EventLog(folder / "events.jsonl", done),

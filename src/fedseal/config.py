@@ -13,11 +13,12 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, model_validator
 
-from fedseal.core import Augmentation, Learning, Method, ServerLearning, Settings
+from fedseal.core import Augmentation, Learning, Method, ServerLearning
 from fedseal.data.splits import DataSettings
 from fedseal.errors import UserError
 from fedseal.methods import METHODS, absolute, code, find, section
 from fedseal.models import ModelSettings
+from fedseal.settings import Settings
 
 
 class EngineSettings(Settings):

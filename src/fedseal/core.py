@@ -8,22 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from fedseal.data import augment
 from fedseal.models import Network
+from fedseal.settings import Settings
 from fedseal.weights import Tensors
 
 Scalar = bool | int | float | str
-
-
-class Settings(BaseModel):
-    """A section of the configuration: typed, frozen, no unknown key."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Learning(Settings):
@@ -169,6 +164,9 @@ class Method(Settings, ABC):
 
     needs_client_labels: ClassVar[bool] = False  # only FedAvg-SL, the upper bound
     uploads: ClassVar[str] = "model"  # the group that a client trains: in its reply as in its request
+
+    def check(self, server: Site) -> None:
+        """Raises a UserError if this method cannot work so; called before anything is written."""
 
     @abstractmethod
     def start(self, server: Site) -> Packet:

@@ -3,6 +3,8 @@
 import errno
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fedseal.errors import UserError
@@ -25,6 +27,28 @@ def write_atomic(path: Path, data: bytes | str) -> None:
             raise
     except OSError as error:
         raise cannot_write(path, error) from error
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps a run's folder to this process for a while; the lock ends with it, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    path = folder / "checkpoint" / "lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"{folder} is in use: another process is training in it.") from error
+        yield
 
 
 def cannot_write(path: Path, error: OSError) -> UserError:

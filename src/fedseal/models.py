@@ -8,19 +8,18 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from fedseal.errors import UserError
+from fedseal.settings import Settings
 
 Norm = Literal["none", "batch", "group"]
 
 
-class ModelSettings(BaseModel):
+class ModelSettings(Settings):
     """The `[model]` section."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Literal["lenet", "resnet9", "resnet18"] = Field("lenet", description="the network")
     norm: Norm = Field("none", description="normalisation in the ResNets: none, batch or group")

@@ -111,9 +111,8 @@ def test_clients_learn_something_and_a_round_without_replies_does_no_harm(method
 
 
 @pytest.mark.parametrize("method", ["fedmatch", "fedrgd"])
-def test_batch_norm_is_refused_where_it_does_not_fit(method: str) -> None:
+def test_batch_norm_is_refused_where_it_does_not_fit(method: str, tmp_path: Path) -> None:
     keys = settings(method, **{"model.name": "resnet18", "model.norm": "batch", "model.width": 8})
-    config = load_config("fmnist-lenet", keys)
-    sites = Sites(config, api.deal(config.data, config.seed))
     with pytest.raises(UserError, match=r"set model\.norm to 'group' or 'none'"):
-        config.chosen().start(sites.server())
+        api.train("fmnist-lenet", out=tmp_path / "run", set=keys)
+    assert not (tmp_path / "run").exists()

@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from fedseal.data import partition
 from fedseal.data.pool import Federation, Ints, Pool
 from fedseal.errors import UserError
+from fedseal.settings import Settings
 
 log = logging.getLogger("fedseal")
 
@@ -21,10 +22,8 @@ _COUNTS = ("labels", "clients", "images_per_client")
 _TESTS = ("test_per_client", "held_out_test")
 
 
-class DataSettings(BaseModel):
+class DataSettings(Settings):
     """The `[data]` section of a config; the defaults are the paper's Fashion-MNIST."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: Literal["fashion-mnist", "cifar10", "svhn", "parquet", "folders"] = Field(
         default="fashion-mnist", description="where the images come from; parquet and folders are your own"

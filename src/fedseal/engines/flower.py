@@ -26,9 +26,10 @@ from flwr.serverapp import Grid
 
 from fedseal.api import versions
 from fedseal.config import Config, parse
-from fedseal.core import Packet, Reply, Settings
+from fedseal.core import Packet, Reply
 from fedseal.errors import UserError
 from fedseal.methods import code, section
+from fedseal.settings import Settings
 from fedseal.sites import Sites
 
 POLL = 0.1  # seconds between looks for replies

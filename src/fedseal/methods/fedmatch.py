@@ -45,8 +45,10 @@ class FedMatch(Method):
     helpers_every: int = Field(10, ge=1, description="rounds between those with helpers")
     psi_factor: float = Field(0.2, ge=0, description="initial ψ: so much of initial weights")
 
-    def start(self, server: Site) -> Packet:
+    def check(self, server: Site) -> None:
         refuse_batch_norm(server.model, "FedMatch")
+
+    def start(self, server: Site) -> Packet:
         sigma = weights.save(server.model)
         psi = {name: self.psi_factor * sigma[name] for name, _ in server.model.named_parameters()}
         w = added(sigma, psi)

@@ -30,9 +30,8 @@ class FedRGD(FedAvgFixMatch):
     threshold: float = Field(0.95, ge=0, le=1, description="confidence from which a pseudo-label counts")
     groups: int = Field(2, ge=1, description="S: groups that clients are averaged in, each with the server")
 
-    def start(self, server: Site) -> Packet:
+    def check(self, server: Site) -> None:
         refuse_batch_norm(server.model, "FedRGD")
-        return super().start(server)
 
     def server_round(self, round: Round, state: Packet, server: Site) -> tuple[Packet, dict[int, Packet]]:
         w = state.tensors["average"]
