@@ -31,6 +31,7 @@ def without_times(summary: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_run_folder_has_everything(finished: Path) -> None:
     names = {"config.toml", "events.jsonl", "summary.json", "model.safetensors", "checkpoint", "tensorboard"}
+    names.add("report.html")
     assert {path.name for path in finished.iterdir()} == names
     assert (finished / "checkpoint" / "state.safetensors").is_file()
     assert any(path.stat().st_size > 500 for path in (finished / "tensorboard").iterdir())

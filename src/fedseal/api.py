@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from fedseal import weights
+from fedseal import report, weights
 from fedseal.config import Config, load_config, parse
 from fedseal.core import Engine, Packet, Site
 from fedseal.data import sources
@@ -115,7 +115,7 @@ def _train(
 ) -> Result:
     """From the last checkpoint, if there is one, to the last round."""
     config = sites.config
-    identity = f"{config.fingerprint(ignore=['rounds'])}-{sites.federation.fingerprint}"
+    identity = _identity(sites)
     saved = folder / "checkpoint" / "state.safetensors"
     resumed = Checkpoint.load(saved, identity) if saved.exists() else None
     done = resumed.t if resumed else 0
@@ -150,7 +150,10 @@ def _train(
             for observer in observers:
                 observer(event)
             state = getattr(event, "state", state)
-    return _finish(folder, sites, state, seconds())
+        memories = engine.memories()
+    result = _finish(folder, sites, state, seconds())
+    report.write(folder, sites, memories)
+    return result
 
 
 def engine_of(config: Config) -> StartEngine:
@@ -308,7 +311,7 @@ def evaluate(run: str | os.PathLike[str], test: str | os.PathLike[str] | None = 
         raise UserError(f"{folder} is no run folder: it has no config.toml.")
     config = load_config(folder / "config.toml")
     model = load(folder).model
-    if config.data.source == "folders" and not (Path(config.data.path) / "server").is_dir():
+    if _images_are_elsewhere(config):
         raise UserError(f"The clients' images of the run in {folder} are not here: give --test DIR.")
     sites = Sites(config, deal(config.data, config.seed))
     if sites.federation.fingerprint != _split_of(folder):
@@ -316,6 +319,36 @@ def evaluate(run: str | os.PathLike[str], test: str | os.PathLike[str] | None = 
     server: Site = sites.server()
     with threads(config.server.threads):
         return Examination(sites).of(server, weights.save(model))
+
+
+def write_report(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str] | None = None) -> Path:
+    """`report.html` of one run anew, in its folder; or of several runs beside each other, into `out`."""
+    folders = [Path(run) for run in runs]
+    for folder in folders:
+        if not (folder / "config.toml").exists():
+            raise UserError(f"{folder} is no run folder: it has no config.toml.")
+    if len(folders) > 1 or out is not None:
+        path = Path(out or "comparison.html")
+        report.compare(folders, path)
+        return path
+    [folder] = folders
+    config, saved = load_config(folder / "config.toml"), folder / "checkpoint" / "state.safetensors"
+    if _images_are_elsewhere(config):
+        return report.write(folder, None, {})
+    sites = Sites(config, deal(config.data, config.seed))
+    kept = Checkpoint.load(saved, _identity(sites)).memories if saved.exists() else {}
+    with threads(config.server.threads):
+        return report.write(folder, sites, kept)
+
+
+def _images_are_elsewhere(config: Config) -> bool:
+    """True of a run that was served: only the labels are on this machine."""
+    return config.data.source == "folders" and not (Path(config.data.path) / "server").is_dir()
+
+
+def _identity(sites: Sites) -> str:
+    """What a checkpoint is known by."""
+    return f"{sites.config.fingerprint(ignore=['rounds'])}-{sites.federation.fingerprint}"
 
 
 def _split_of(folder: Path) -> str:

@@ -89,9 +89,12 @@ def train(
         result = api.run(config, folder, resume=resume, console=talk)
         if baseline and config.method != "server-sl":
             below = folder / "server-sl"
+            known = (below / "summary.json").exists()
             compared = api.run(
                 api.baseline(config), below, resume=resume or (below / "config.toml").exists(), console=talk
             )
+            if not known:
+                api.write_report([folder])  # with the baseline in it
     except KeyboardInterrupt:
         words = ["fedseal", "train", str(folder / "config.toml"), "--out", str(folder), "--resume"]
         command = shlex.join(words + ["--baseline"] * baseline)
@@ -121,6 +124,7 @@ def _show_result(talk: Console, result: api.Result, compared: api.Result | None)
         f" ({labels['training']} to train on, {labels['validation']} for validation); {seconds:.0f} s"
     )
     talk.print(f"run folder: {escape(str(result.folder))}", soft_wrap=True)
+    talk.print(f"report: {escape(str(result.folder / 'report.html'))}", soft_wrap=True)
 
 
 @app.command("presets", epilog="Example:  fedseal presets")
@@ -148,6 +152,17 @@ def evaluate(
     """Measure a finished run's model anew: on the run's own split, or on a labelled folder."""
     for name, value in api.evaluate(run, test).items():
         console.print(f"{name.replace('_', ' '):22} {value:.2%}")
+
+
+@app.command(epilog="Example:  fedseal report runs/fedseal-seed0 runs/semifl-seed0 --out comparison.html")
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Of a comparison; left out: comparison.html.")
+    ] = None,
+) -> None:
+    """Make a page to look at: report.html of a run anew, or several runs beside each other."""
+    typer.echo(api.write_report(runs, out))
 
 
 @app.command(epilog="Example:  fedseal predict runs/demo shoe.png shirt.jpg")

@@ -1,0 +1,299 @@
+"""A run, or several beside each other, as one HTML file to look at: no network, no script."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedseal import charts, paper
+from fedseal.charts import Points
+from fedseal.config import Config, load_config
+from fedseal.core import Packet
+from fedseal.data.pool import Federation
+from fedseal.errors import UserError
+from fedseal.files import write_atomic
+from fedseal.learn import predict
+from fedseal.methods.fedseal import FedSEAL
+from fedseal.model_file import load
+from fedseal.observers import read_events
+from fedseal.sites import Sites
+from fedseal.weights import save
+
+BINS = 10  # of the calibration
+EXAMPLES = 12  # images of each fate
+FATES = {
+    "positive": "learnt as this class (D⁺)",
+    "negative": "learnt as not another (D⁻)",
+    "unused": "not used",
+}
+NAMES = {
+    "test_accuracy": "test",
+    "official_accuracy": "official test set",
+    "validation_accuracy": "validation",
+    "average_accuracy": "test, clients' average w̄",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, as its folder has it."""
+
+    folder: Path
+    config: Config
+    summary: Mapping[str, Any]
+    events: Sequence[Mapping[str, Any]]  # of rounds
+    baseline: Sequence[Mapping[str, Any]] = field(default_factory=list)  # of Server-SL on the same split
+
+    @staticmethod
+    def read(folder: Path) -> "Run":
+        try:
+            summary = json.loads((folder / "summary.json").read_text("utf-8"))
+            summary["labels"]["total"], summary["rounds"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{folder} is no finished run: its summary.json is missing or damaged."
+            ) from error
+        return Run(
+            folder, load_config(folder / "config.toml"), summary, rounds(folder), rounds(folder / "server-sl")
+        )
+
+    @property
+    def name(self) -> str:
+        return f"{self.config.method}, seed {self.config.seed}"
+
+    def line(self, key: str) -> Points:
+        """One number by round."""
+        return [(event["t"], event[key]) for event in self.events if key in event]
+
+
+def rounds(folder: Path) -> list[dict[str, Any]]:
+    """What the rounds of a run were like; none if there is no run."""
+    return [event for event in read_events(folder / "events.jsonl") if event["event"] == "round"]
+
+
+def write(folder: Path, sites: Sites | None, memories: Mapping[str, bytes]) -> Path:
+    """The report of one run into its folder. `memories` are what the clients remember; without `sites` (the
+    images are elsewhere) it shows numbers alone."""
+    run = Run.read(folder)
+    sections = [*overview(run), *inside(run)]
+    sections += looking(run, sites, memories) if sites else []
+    path = folder / "report.html"
+    write_atomic(path, page(f"{run.name}: {run.config.data.source}", [*sections, *repeating(run)]))
+    return path
+
+
+def compare(folders: Sequence[Path], path: Path) -> None:
+    """The report of several runs."""
+    runs = [Run.read(folder) for folder in folders]
+    names = [f"{run.name} ({run.folder.name})" for run in runs]
+    keys = [key for key in NAMES if any(run.line(key) for run in runs)]
+    rows = [["run", "rounds", *(NAMES[key] for key in keys), "split"]]
+    for run, name in zip(runs, names, strict=True):
+        means = [run.summary.get(key, {}).get("mean_last_10") for key in keys]
+        shown = ["–" if value is None else f"{value:.2%}" for value in means]
+        rows.append([name, str(run.summary["rounds"]), *shown, str(run.summary["split"])])
+    sections = [section("Accuracy", table(rows) + "<p>Mean of the last ten rounds.</p>")]
+    if len({run.summary["split"] for run in runs}) > 1:
+        sections.append(
+            "<p class=warning>These runs are on different splits: compare margins, not numbers.</p>"
+        )
+    for key in keys:
+        series = {name: run.line(key) for run, name in zip(runs, names, strict=True)}
+        sections.append(section(f"By round: {NAMES[key]}", charts.lines(series, percent=True)))
+    rates = {
+        f"{name}, {kind}": run.line(f"{kind}_correct")
+        for run, name in zip(runs, names, strict=True)
+        for kind in ("positive", "negative")
+    }
+    if any(rates.values()):
+        sections.append(section("Right labels in D⁺ and D⁻", charts.lines(rates, percent=True)))
+    for run in runs:
+        sections += repeating(run)
+    write_atomic(path, page("Comparison", sections))
+
+
+def overview(run: Run) -> list[str]:
+    """The numbers, and accuracy by round."""
+    summary, labels = run.summary, run.summary["labels"]
+    rows = [["", "last ten rounds", "last round", "best on validation"]]
+    for key, name in NAMES.items():
+        if key in summary:
+            found = summary[key]
+            cells = [f"{found[kind]:.2%}" for kind in ("mean_last_10", "last", "best_on_validation")]
+            rows.append([name, *cells])
+    facts = (
+        f"{summary['rounds']} rounds, {summary['clients']} clients, {labels['total']} labels"
+        f" ({labels['training']} to train on, {labels['validation']} for validation),"
+        f" {summary['seconds'] / 60:.1f} minutes, split {summary['split']}"
+    )
+    series = {name: run.line(key) for key, name in NAMES.items() if run.line(key)}
+    key = "test_accuracy" if run.line("test_accuracy") else "validation_accuracy"
+    if run.baseline:
+        last = run.summary["rounds"]
+        series["Server-SL, " + NAMES[key]] = [
+            (e["t"], e[key]) for e in run.baseline if key in e and e["t"] <= last
+        ]
+    return [
+        section("Accuracy", f"<p>{escape(facts)}</p>" + table(rows)),
+        section("Accuracy by round", charts.lines(series, percent=True)),
+    ]
+
+
+def inside(run: Run) -> list[str]:
+    """What the method did: thresholds, sizes and correct rates of the sets."""
+    found = []
+    taus = run.line("tau")
+    if taus:
+        names = class_names(run)
+        series = {name: [(t, tau[m]) for t, tau in taus] for m, name in enumerate(names)}  # type: ignore[index]
+        found.append(section("Thresholds τ by class", charts.lines(series)))
+    sizes = {
+        name: run.line(key)
+        for key, name in (("positive", "|D⁺|"), ("negative", "|D⁻|"), ("confident", "confident"))
+    }
+    if any(sizes.values()):
+        found.append(section("Images that clients learn from", charts.lines(sizes)))
+    rates = {
+        "right in D⁺": run.line("positive_correct"),
+        "right in D⁻": run.line("negative_correct"),
+        "right among the confident": run.line("confident_correct"),
+    }
+    if any(rates.values()):
+        found.append(section("Right labels", charts.lines(rates, percent=True)))
+    return found
+
+
+def class_names(run: Run) -> tuple[str, ...]:
+    return load(run.folder).classes
+
+
+def looking(run: Run, sites: Sites, memories: Mapping[str, bytes]) -> list[str]:
+    """What takes the images: class mix, confusion, calibration, examples."""
+    federation = sites.federation
+    found = [class_mix(federation)] if any(len(rows) for rows in federation.clients) else []
+    server, model = sites.server(), save(load(run.folder).model)
+    test = federation.tests.get("test", federation.validation)
+    where = "test" if "test" in federation.tests else "validation"
+    images = sites.images(test, labels=True)
+    assert images.labels is not None
+    probs, labels = predict(server, model, images).numpy(), images.labels.numpy()
+    classes, guess = federation.pool.classes, probs.argmax(axis=1)
+    counts = np.zeros((len(classes), len(classes)))
+    np.add.at(counts, (labels, guess), 1)
+    title = f"Confusion on the {where} images"
+    found.append(section(title, charts.matrix(counts, classes, classes, "is ↓  seen as →")))
+
+    sure, right = probs.max(axis=1), guess == labels
+    bins = np.minimum((sure * BINS).astype(int), BINS - 1)
+    share = np.bincount(bins, minlength=BINS) / len(sure)
+    hits = np.bincount(bins, right, BINS) / np.maximum(np.bincount(bins, minlength=BINS), 1)
+    means = np.bincount(bins, sure, BINS) / np.maximum(np.bincount(bins, minlength=BINS), 1)
+    error = float((share * np.abs(hits - means)).sum())
+    text = (
+        f"<p>Expected calibration error {error:.1%}; mean confidence {sure.mean():.1%},"
+        f" right {right.mean():.1%}.</p>"
+    )
+    chart = charts.reliability(np.arange(1, BINS + 1) / BINS, share, hits)
+    found.append(section(f"Calibration on the {where} images", chart + text))
+    if any(len(rows) for rows in federation.clients):
+        found.append(examples(run, sites, memories))
+    return found
+
+
+def class_mix(federation: Federation) -> str:
+    """How many images of each class the clients have, or how many in all where nobody knows."""
+    pool, shown = federation.pool, list(zip(federation.names, federation.clients, strict=True))[:30]
+    more = (
+        f"<p>The first 30 of {len(federation.clients)} clients.</p>" if len(federation.clients) > 30 else ""
+    )
+    if all((pool.labels[rows] >= 0).all() for _, rows in shown):
+        values = [np.bincount(pool.labels[rows], minlength=len(pool.classes)) for _, rows in shown]
+        chart = charts.matrix(np.array(values, float), [name for name, _ in shown], pool.classes, "client")
+    else:
+        chart = table([["client", "images"], *([name, str(len(rows))] for name, rows in shown)])
+    return section("The clients' images", chart + more)
+
+
+def examples(run: Run, sites: Sites, memories: Mapping[str, bytes]) -> str:
+    """Client images with the label that they were given, how sure, and what became of them."""
+    federation, method, rng = sites.federation, run.config.chosen(), np.random.default_rng(0)
+    server, model = sites.server(), save(load(run.folder).model)
+    kept: dict[str, list[str]] = {fate: [] for fate in FATES}
+    taus = [event["tau"] for event in run.events if "tau" in event]
+    for k in rng.permutation(len(federation.clients)).tolist():
+        rows, memory = federation.clients[k], memories.get(str(k))
+        remembered = Packet.from_bytes(memory).tensors.get("images", {}) if memory else {}
+        mean = remembered["mean"] if "mean" in remembered else predict(server, model, sites.images(rows))
+        fates = np.full(len(rows), "unused", dtype="U8")
+        if isinstance(method, FedSEAL) and taus:
+            tau = torch.tensor(taus[-1])
+            fates[paper.positive_set(mean, tau).numpy()] = "positive"
+            if method.negative:
+                fates[paper.negative_set(mean, tau, method.theta).numpy()] = "negative"
+        for fate, cards in kept.items():
+            those = rng.permutation(np.flatnonzero(fates == fate))[
+                : max(2, EXAMPLES // len(federation.clients) + 1)
+            ]
+            for i in those.tolist()[: EXAMPLES - len(cards)]:
+                cards.append(card(federation, k, int(rows[i]), mean[i]))
+        if all(len(cards) >= EXAMPLES for cards in kept.values()):
+            break
+    shown = isinstance(method, FedSEAL) and bool(taus)
+    groups = [
+        (f"<h3>{escape(FATES[fate])}</h3>" if shown else "") + f'<div class="cards">{"".join(cards)}</div>'
+        for fate, cards in kept.items()
+        if cards
+    ]
+    return section("Images of the clients, and the labels that they were given", "".join(groups))
+
+
+def card(federation: Federation, k: int, row: int, mean: torch.Tensor) -> str:
+    """One image with its label; green or red around it where the truth is known."""
+    pool, label = federation.pool, int(mean.argmax())
+    truth = int(pool.labels[row])
+    mark = "" if truth < 0 else "right" if truth == label else "wrong"
+    lines = [f"<b>{escape(pool.classes[label])}</b>", f"{float(mean.max()):.0%} sure"]
+    lines += [f"is {escape(pool.classes[truth])}"] if mark == "wrong" else []
+    lines.append(f"<small>{escape(federation.names[k])}</small>")
+    caption = f"<figcaption>{'<br>'.join(lines)}</figcaption>"
+    return f'<figure class="{mark}">{charts.picture(pool.pixels[row])}{caption}</figure>'
+
+
+def repeating(run: Run) -> list[str]:
+    """The commands to repeat it, and the whole configuration."""
+    words = ["fedseal", "train", str(run.folder / "config.toml"), "--out", "again"]
+    commands = f"{shlex.join(words)}\nfedseal evaluate {shlex.quote(str(run.folder))}"
+    versions = ", ".join(f"{name} {number}" for name, number in run.summary["versions"].items())
+    text = (
+        f"<pre>{escape(commands)}</pre><p>Made with {escape(versions)}.</p>"
+        f"<details><summary>config.toml</summary><pre>{escape(run.config.to_toml())}</pre></details>"
+    )
+    return [section(f"Repeat: {run.name}", text)]
+
+
+def section(title: str, content: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{content}</section>"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0])
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows[1:])
+    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def page(title: str, sections: Sequence[str]) -> str:
+    style = (resources.files("fedseal") / "report.css").read_text("utf-8")
+    return (
+        "<!doctype html>\n<html lang=en><head><meta charset=utf-8>"
+        '<meta name=viewport content="width=device-width, initial-scale=1">'
+        '<meta name=color-scheme content="light dark">'
+        f"<title>{escape(title)}</title><style>{style}</style></head>\n"
+        f"<body><h1>{escape(title)}</h1>\n" + "\n".join(sections) + "\n</body></html>\n"
+    )

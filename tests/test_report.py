@@ -1,0 +1,125 @@
+"""The report: what it shows, that it needs nothing from elsewhere, and that a browser draws it."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import TINY, Command
+from fedseal import api, charts
+from fedseal.errors import UserError
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PROBE = """<script>
+addEventListener("load", () => {
+  const found = [...document.querySelectorAll("svg, .matrix, img, path.line, rect.bar")].map(e => {
+    const box = e.getBoundingClientRect();
+    return [e.tagName.toLowerCase(), box.width, box.height, e.tagName == "IMG" ? e.naturalWidth : 1];
+  });
+  document.body.dataset.found = JSON.stringify({found, wide: document.documentElement.scrollWidth});
+});
+</script>"""
+
+
+def browse(path: Path, folder: Path, width: int) -> dict[str, Any]:
+    """The boxes that a browser gives to all figures; fails if it complains about anything."""
+    assert CHROMIUM is not None
+    probed = folder / "probed.html"
+    probed.write_text(path.read_text("utf-8").replace("</body>", PROBE + "</body>"), "utf-8")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"]
+    flags += ["--disable-background-networking", "--disable-component-update", "--enable-logging=stderr"]
+    flags += [f"--user-data-dir={folder / 'profile'}", f"--window-size={width},900", "--dump-dom"]
+    done = subprocess.run([CHROMIUM, *flags, probed.as_uri()], capture_output=True, text=True, timeout=120)
+    assert "CONSOLE" not in done.stderr, done.stderr
+    [found] = re.findall(r'data-found="([^"]*)"', done.stdout)
+    seen: dict[str, Any] = json.loads(html.unescape(found))
+    return seen
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: install Debian's package chromium")
+@pytest.mark.parametrize("width", [390, 1200])
+def test_a_browser_draws_every_figure(width: int, finished: Path, tmp_path: Path) -> None:
+    seen = browse(finished / "report.html", tmp_path, width)
+    kinds = [kind for kind, *_ in seen["found"]]
+    assert kinds.count("svg") >= 5 and kinds.count("table") == 2 and kinds.count("img") >= 12
+    assert kinds.count("path") >= 10 and kinds.count("rect") >= 1
+    for kind, wide, high, natural in seen["found"]:
+        assert natural > 0 and (wide > 0 or high > 0), kind
+        assert kind in ("path", "rect") or (wide > 20 and high > 20), kind
+    assert seen["wide"] <= max(width, 500)  # nothing sticks out of a phone's screen (Chromium's least is 500)
+
+
+def test_it_needs_nothing_from_elsewhere(finished: Path) -> None:
+    text = (finished / "report.html").read_text("utf-8")
+    assert not re.search(r"<script|<link|@import|(src|href)=.?https?:|url\(", text)
+    for title in ("Accuracy by round", "Thresholds τ by class", "Right labels", "The clients' images"):
+        assert f"<h2>{title}" in text.replace("&#x27;", "'")
+    for title in ("Confusion on the test", "Calibration", "Images of the clients", "Repeat"):
+        assert f"<h2>{title}" in text
+    assert "prefers-color-scheme: dark" in text and "@media print" in text
+    assert "fedseal train" in text and "bootstrap_epochs" in text  # to repeat it
+
+
+def test_the_numbers_are_the_runs(finished: Path) -> None:
+    text = (finished / "report.html").read_text("utf-8")
+    summary = json.loads((finished / "summary.json").read_text("utf-8"))
+    assert f"{summary['test_accuracy']['mean_last_10']:.2%}" in text and summary["split"] in text
+    cells = re.findall(r'<td style="--v:[\d.]+">([\d.]+)</td>', text)
+    mix, confusion = np.array(cells[:30], float), np.array(cells[30:], float).reshape(10, 10)
+    assert mix.sum() == 3 * TINY["data.images_per_client"]
+    assert confusion.sum() == TINY["data.held_out_test"]
+    assert np.trace(confusion) / confusion.sum() == pytest.approx(summary["test_accuracy"]["last"])
+
+
+def test_names_of_classes_are_text(own: dict[str, Any], shapes: Path, tmp_path: Path) -> None:
+    """A folder called like a tag does not become one; and own folders have reports, too."""
+    for part in ("server", "test"):
+        (shapes / part / "circle").rename(shapes / part / "<b>&round")
+    run = api.train("folders", out=tmp_path / "run", set=own | {"data.path": str(shapes)})
+    text = (run.folder / "report.html").read_text("utf-8")
+    assert "&lt;b&gt;&amp;round" in text and "<b>&round" not in text
+    assert "<th>client</th><th>images</th>" in text  # nobody knows the clients' labels
+
+
+def test_several_runs_beside_each_other(
+    finished: Path, tiny: dict[str, Any], fedseal: Command, tmp_path: Path
+) -> None:
+    other = api.train("demo", out=tmp_path / "other", set={**tiny, "method": "semifl", "seed": 1}).folder
+    page = tmp_path / "both.html"
+    assert fedseal("report", finished, other, "--out", page).code == 0
+    text = page.read_text("utf-8")
+    assert "fedseal, seed 0" in text and "semifl, seed 1" in text and "different splits" in text
+    assert fedseal("report", other).code == 0
+    assert "Accuracy by round" in (other / "report.html").read_text("utf-8")
+
+
+def test_what_is_no_run_is_named(fedseal: Command, copy: Path, tmp_path: Path) -> None:
+    fedseal("report", tmp_path / "none").refuses(f"{tmp_path / 'none'} is no run folder")
+    (copy / "summary.json").write_text("{}")
+    fedseal("report", copy).refuses(f"{copy} is no finished run")
+    with pytest.raises(UserError, match="no finished run"):
+        api.write_report([copy, copy], tmp_path / "both.html")
+    assert not (tmp_path / "both.html").exists()
+
+
+def test_ticks_are_round_numbers() -> None:
+    assert charts.ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    assert charts.ticks(1, 150, 8) == pytest.approx([20, 40, 60, 80, 100, 120, 140])
+    assert charts.ticks(0.71, 0.83) == pytest.approx([0.75, 0.8])
+    assert charts.bounds([3.0, 3.0]) == (2.5, 3.5)
+
+
+def test_a_line_goes_from_corner_to_corner() -> None:
+    """Points (1, 0) and (3, 1) are the plot's lower left and upper right: its margins are 56, 24, 12, 36."""
+    text = charts.lines({"a<": [(1, 0.0), (2, 0.5), (3, 1.0)]})
+    [path] = re.findall(r'line" d="M([^"]*)"', text)
+    points = [tuple(map(float, point.split())) for point in path.split("L")]
+    # the first point is not what the scale is set by: it runs along the edge of what comes after
+    assert points == [(56.0, 264.0), (336.0, 264.0), (616.0, 12.0)]
+    assert "<title>a&lt;</title>" in text
