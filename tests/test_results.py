@@ -1,23 +1,36 @@
-"""What the README shows is what lies under `results/`."""
+"""README and docs show what `results/` holds, and nothing else."""
 
 from pathlib import Path
 
+import pytest
+
 from fedseal.config import load_config
-from fedseal.results import read_run, refresh, table
+from fedseal.reproduce import Library
+from fedseal.results import MARKED, refresh
 
-ROOT = Path(__file__).parents[1]
-
-
-def test_the_readme_shows_what_was_measured() -> None:
-    page = (ROOT / "README.md").read_text("utf-8")
-    assert refresh(page, table(ROOT / "results", "fmnist-lenet")) == page
+ROOT = Path(__file__).parent.parent
+PAGES = ["README.md", "docs/results.md"]
 
 
-def test_kept_runs_belong_to_their_configuration() -> None:
-    folders = sorted((ROOT / "results").glob("*/*"))
-    assert folders
-    for folder in folders:
-        summary = read_run(folder).summary
-        config = load_config(folder / "config.toml")
-        assert (summary["config"], summary["seed"]) == (config.fingerprint(), config.seed)
-        assert summary["method"] == config.method and summary["rounds"] == config.rounds
+@pytest.mark.parametrize("page", PAGES)
+def test_tables_are_made_from_the_results(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / page).read_text("utf-8")
+    assert MARKED.search(text)
+    assert refresh(text, Library(Path("results"))) == text, (
+        f"run: python -m fedseal.results {' '.join(PAGES)}"
+    )
+
+
+def test_every_result_is_whole_and_of_its_configuration() -> None:
+    library = Library(ROOT / "results")
+    runs = [run for runs in library.runs.values() for run in runs]
+    assert runs and len(runs) == len(list((ROOT / "results").rglob("summary.json")))
+    for run in runs:
+        config = load_config(run.folder / "config.toml")
+        assert run.summary["config"] == config.fingerprint() and run.summary["seed"] == config.seed
+        assert run.summary["rounds"] == config.rounds
+        lines = (run.folder / "events.jsonl").read_text("utf-8").count('"event": "round"')
+        assert lines == config.rounds
+        measured = run.summary["test_accuracy"]["mean_last_10"]
+        assert run.accuracy == pytest.approx(measured, abs=1e-12)

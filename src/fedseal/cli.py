@@ -15,12 +15,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedseal import api, cli_deploy
+from fedseal import api, cli_deploy, cli_reproduce
 from fedseal.config import assignment, load_config, presets
 from fedseal.data import cache, sources
 from fedseal.data.pool import Federation
 from fedseal.errors import UserError
 from fedseal.model_file import load
+from fedseal.processes import end_with_parent
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -41,6 +42,9 @@ data_app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 cli_deploy.add_to(app)
+app.command(epilog="Example:  fedseal reproduce table-fmnist-lenet --seeds 3 --jobs 2")(
+    cli_reproduce.reproduce
+)
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
@@ -292,6 +296,7 @@ def thread_died(what: threading.ExceptHookArgs) -> None:
 
 def main() -> None:
     """Entry point of `fedseal`."""
+    end_with_parent()
     logging.getLogger("fedseal").addHandler(Log())
     threading.excepthook = thread_died
     with suppress(BrokenPipeError):

@@ -52,6 +52,7 @@ from fedseal.data.splits import DataSettings, split_server
 from fedseal.engines.flower_program import GUARD, open_guard
 from fedseal.errors import UserError
 from fedseal.files import write_atomic
+from fedseal.processes import PARENT
 from fedseal.sites import Sites
 
 START = 120.0  # seconds that one of Flower's programs may take to start
@@ -64,7 +65,7 @@ class Program:
 
     def __init__(self, kind: str, options: Sequence[str], home: Path, log: Path) -> None:
         self.kind, self.log = kind, log
-        about = {"FEDSEAL_PARENT": str(os.getpid()), "FLWR_HOME": str(home), GUARD: str(home / "guard.json")}
+        about = {PARENT: str(os.getpid()), "FLWR_HOME": str(home), GUARD: str(home / "guard.json")}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:

@@ -1,5 +1,6 @@
 """Pictures, by matplotlib."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -7,9 +8,14 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+import matplotlib.ticker
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from fedseal.data.pool import Federation
+
+matplotlib.rcParams["svg.hashsalt"] = "fedseal"  # the same picture is the same file
 
 
 def class_mix(federation: Federation, path: Path) -> None:
@@ -27,4 +33,37 @@ def class_mix(federation: Federation, path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside right upper", frameon=False)
     figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+Series = Mapping[str, Sequence[tuple[float, float]]]
+
+
+def line_chart(series: Series, title: str, y: str, paths: Sequence[Path]) -> None:
+    """A line for each series, by round."""
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for name, points in series.items():
+        axes.plot([x for x, _ in points], [value for _, value in points], label=name, linewidth=1.4)
+    axes.set(title=title, xlabel="round", ylabel=y)
+    axes.legend(frameon=False)
+    _save(figure, axes, paths)
+
+
+def bar_chart(series: Series, title: str, y: str, paths: Sequence[Path]) -> None:
+    """A bar for each class, series side by side."""
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for number, (name, points) in enumerate(series.items()):
+        width = 0.8 / len(series)
+        places = [x + (number - (len(series) - 1) / 2) * width for x, _ in points]
+        axes.bar(places, [value for _, value in points], width, label=name)
+    axes.set(title=title, xlabel="class", ylabel=y)
+    axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+    _save(figure, axes, paths)
+
+
+def _save(figure: Figure, axes: Axes, paths: Sequence[Path]) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.3)
+    for path in paths:
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)

@@ -1,64 +1,117 @@
-"""The README's table, from the measured runs that lie under `results/`.
+"""The tables in README and docs, from the measured runs that lie under `results/`.
 
-`python -m fedseal.results README.md` writes it between its two marks.
+    python -m fedseal.results README.md docs/results.md
+
+writes each table between its two marks, <!-- results NAME --> and <!-- end -->: `seeds`, `state`, or the name
+of a table of the paper.
 """
 
-import json
+import re
 import sys
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
-from fedseal.api import Result
+from fedseal.errors import UserError
 from fedseal.files import write_atomic
+from fedseal.reproduce import Cell, Library, Scale, Table, find_table, measure, readings, tables
 
-BEGIN, END = "<!-- results: made from results/ -->", "<!-- end of results -->"
-PAPER = {"fmnist-lenet": (0.7495, 0.7862)}  # Server-SL, FedSEAL
-
-
-def read_run(folder: Path) -> Result:
-    """A run as it is kept under `results/`: config.toml, events.jsonl and summary.json."""
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text("utf-8"))
-    return Result(folder, summary)
+MARKED = re.compile(r"(<!-- results (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MOST = 20  # seeds that are looked for
 
 
-def table(results: Path, name: str) -> str:
-    """FedSEAL's two models beside Server-SL for every seed, with the mean and the paper's numbers.
+def seeds(library: Library) -> str:
+    """FedSEAL's two models beside Server-SL for every seed of Fashion-MNIST, LeNet, Dirichlet 0.3.
 
     Both wᵗ and w̄ are always shown: which one is judged is a choice, and a reader should see what hangs on it.
     """
+    table, column = find_table("table-fmnist-lenet"), "Dir 0.3"
     rows: list[tuple[str, list[float]]] = []
-    for folder in sorted((results / name).glob("fedseal-seed*")):
-        method = read_run(folder)
-        alone = read_run(folder.with_name(folder.name.replace("fedseal", "server-sl")))
+    for seed in range(MOST):
+        method, alone = (
+            library.find(Cell(table, r, column, seed, "paper")) for r in ("FedSEAL", "Server-SL")
+        )
+        if method is None or alone is None:
+            continue
         both = [method.summary[key] for key in ("test_accuracy", "average_accuracy")]
         checked = [method.summary[key] for key in ("validation_accuracy", "average_validation_accuracy")]
         numbers = [alone.accuracy_after(method.summary["rounds"]), alone.accuracy]
         numbers += [float(measured["mean_last_10"]) for measured in (*both, *checked)]
-        rows.append((str(method.summary["seed"]), numbers))
-    rounds, most = method.summary["rounds"], alone.summary["rounds"]
+        rows.append((str(seed), numbers))
+        rounds, most = method.summary["rounds"], alone.summary["rounds"]
     rows.append(("**mean**", [mean(column) for column in zip(*(row for _, row in rows), strict=True)]))
     head = ["seed", f"Server-SL, {rounds} rounds", f"Server-SL, {most} rounds"]
     head += ["FedSEAL wᵗ (validation)", "FedSEAL w̄ (validation)"]
     head += [f"margin over {rounds} rounds, wᵗ / w̄", f"margin over {most} rounds, wᵗ / w̄"]
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    lines = []
     for label, (short, long, model, average, checked_model, checked_average) in rows:
         cells = [label, f"{short:.2%}", f"{long:.2%}"]
         cells += [f"{model:.2%} ({checked_model:.1%})", f"{average:.2%} ({checked_average:.1%})"]
         cells += [f"{100 * (model - base):+.2f} / {100 * (average - base):+.2f}" for base in (short, long)]
-        lines.append("| " + " | ".join(cells) + " |")
-    below, above = PAPER[name]
-    lines.append(f"| paper | {below:.2%} | – | {above:.2%} | – | {100 * (above - below):+.2f} | – |")
-    return "\n".join(lines)
+        lines.append(cells)
+    below, above = (table.paper[row][list(table.columns).index(column)] for row in ("Server-SL", "FedSEAL"))
+    lines.append(["paper", f"{below:.2f}%", "–", f"{above:.2f}%", "–", f"{above - below:+.2f}", "–"])
+    return markdown([head, *lines])
 
 
-def refresh(text: str, content: str) -> str:
-    """A page with what stands between its marks replaced."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{content}\n{END}{after}"
+def state(library: Library) -> str:
+    """What of the paper has been run here, at which scale."""
+    rows = [["name", "what", "cells run at the paper's scale", "at reduced scale"]]
+    for table in tables().values():
+        counts = []
+        for scale in ("paper", "reduced"):
+            cells = table.cells(1, scale)
+            done = sum(library.find(cell) is not None for cell in cells)
+            counts.append(f"{done} of {len(cells)}" if done else "not run")
+        rows.append([f"`{table.name}`", table.title, *counts])
+    return markdown(rows)
+
+
+def comparison(table: Table, library: Library) -> str:
+    """A table of the paper: ours (the paper's), below it margins and gaps; at each scale that was run."""
+    parts = []
+    scales: tuple[Scale, ...] = ("paper", "reduced")
+    for scale in scales:
+        measured = measure(table, library, MOST, scale)
+        if not any(place.ours for columns in measured.values() for place in columns.values()):
+            continue
+        if scale == "reduced":
+            changes = ", ".join(f"`{key} = {value}`" for key, value in table.reduced.items())
+            parts.append(f"**Reduced scale** ({changes}): not comparable with the paper's numbers.")
+        texts = {row: {c: place.text() for c, place in columns.items()} for row, columns in measured.items()}
+        parts.append(
+            markdown([["accuracy, % (paper)", *table.columns], *([r, *c.values()] for r, c in texts.items())])
+        )
+        further = readings(measured)
+        if further:
+            head = ["margin (paper), gap recovered (paper)", *table.columns]
+            parts.append(markdown([head, *([row, *columns.values()] for row, columns in further.items())]))
+    return "\n\n".join(parts) or "Not run."
+
+
+def markdown(rows: list[list[str]]) -> str:
+    """A table; the first row is its head."""
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+
+
+def refresh(text: str, library: Library) -> str:
+    """A page with what stands between its marks made anew."""
+
+    def make(match: "re.Match[str]") -> str:
+        name = match[2]
+        if name in ("seeds", "state"):
+            content = seeds(library) if name == "seeds" else state(library)
+        else:
+            content = comparison(find_table(name), library)
+        return f"{match[1]}{content}\n{match[3]}"
+
+    return MARKED.sub(make, text)
 
 
 if __name__ == "__main__":
-    page = Path(sys.argv[1])
-    write_atomic(page, refresh(page.read_text("utf-8"), table(Path("results"), "fmnist-lenet")))
+    try:
+        kept = Library(Path("results"))
+        for page in map(Path, sys.argv[1:]):
+            write_atomic(page, refresh(page.read_text("utf-8"), kept))
+    except (UserError, OSError) as error:
+        sys.exit(f"error: {error}")

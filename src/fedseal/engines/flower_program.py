@@ -9,13 +9,12 @@ take over the server's part, since one port serves clients and operators alike.
 import base64
 import json
 import os
-import signal
 import sys
-import threading
-import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
+
+from fedseal.processes import end_with_parent
 
 GUARD = "FEDSEAL_GUARD"  # names the guard's file in the environment
 LARGEST = 64_000_000  # bytes of one HTTP request; Flower cuts arrays into pieces of 5 MB
@@ -69,22 +68,9 @@ def open_guard(path: Path, keys: list[bytes] | None) -> None:
     work.replace(path)
 
 
-def end_with(parent: int) -> None:
-    """Ends this process, in good order if it can, when its parent is gone."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.2)
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(10)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def main() -> None:
     """Runs Flower's program by the name of the first argument."""
-    end_with(int(os.environ.pop("FEDSEAL_PARENT")))
+    end_with_parent()
     kind = sys.argv.pop(1)
     if kind == "superlink":
         from flwr.superlink import extensions

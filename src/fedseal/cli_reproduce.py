@@ -1,0 +1,122 @@
+"""The command line of the paper's tables and figures."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import progress as bars
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from fedseal import reproduce as lib
+from fedseal.errors import UserError
+from fedseal.machine import cores
+
+console = Console(highlight=False)
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A table or figure; see --list.")] = None,
+    seeds: Annotated[int, typer.Option(metavar="N", help="Seeds 0 to N − 1.", min=1)] = 1,
+    scale: Annotated[
+        str, typer.Option(metavar="SCALE", help="paper, reduced (marked as such everywhere) or smoke.")
+    ] = "paper",
+    jobs: Annotated[int, typer.Option(metavar="N", help="Cells at once.", min=1)] = 1,
+    list_: Annotated[
+        bool, typer.Option("--list", help="What there is, its state, and the time left.")
+    ] = False,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Show what there is; run nothing.")] = False,
+    verify: Annotated[
+        str | None, typer.Option(metavar="CELL", help="Run a measured cell again, and compare every round.")
+    ] = None,
+    results: Annotated[Path, typer.Option(metavar="DIR", help="Where measured cells are kept.")] = Path(
+        "results"
+    ),
+    work: Annotated[Path, typer.Option(metavar="DIR", help="Where cells are run.")] = Path("runs/reproduce"),
+) -> None:
+    """Make a table or figure of the paper: run the cells that are missing, show ours beside the paper's.
+
+    It can be stopped at any time; the next time it goes on from there.
+    """
+    if scale not in ("paper", "reduced", "smoke"):
+        raise UserError(f"--scale is paper, reduced or smoke, not '{scale}'.")
+    size: lib.Scale = scale  # type: ignore[assignment]
+    library = lib.Library(results)
+    if list_:
+        _list(library, seeds, size)
+        return
+    if name is None:
+        raise UserError("Give the name of a table or figure; 'fedseal reproduce --list' shows them.")
+    table = lib.find_table(name)
+    if verify is not None:
+        work.mkdir(parents=True, exist_ok=True)
+        console.print(escape(lib.verify(table, verify, size, seeds, library, work)))
+        return
+    failed = {} if no_run else _run(table.cells(seeds, size), library, work, jobs)
+    if table.figure:
+        path = lib.draw(table, library, size)
+        console.print(
+            f"{escape(table.title)}: {path or 'not all of its cells have been run'}", soft_wrap=True
+        )
+    else:
+        _show(table, library, seeds, size)
+    if failed:
+        first = next(iter(failed))
+        raise UserError(f"{len(failed)} cells failed; {first}: {failed[first]}")
+
+
+def _run(cells: list[lib.Cell], library: lib.Library, work: Path, jobs: int) -> dict[str, str]:
+    failed: dict[str, str] = {}
+    columns = (
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.TextColumn("{task.completed}/{task.total} rounds"),
+        bars.TimeElapsedColumn(),
+        bars.TimeRemainingColumn(),
+    )
+    with bars.Progress(*columns, console=console, transient=True, speed_estimate_period=3600) as bar:
+        task = bar.add_task("starting", total=None)
+        for state in lib.run_cells(cells, library, work, min(jobs, cores())):
+            names = ", ".join(state.running)
+            bar.update(task, completed=state.done, total=state.total, description=escape(names))
+            failed = dict(state.failed)
+    return failed
+
+
+def _show(table: lib.Table, library: lib.Library, seeds: int, scale: lib.Scale) -> None:
+    measured = lib.measure(table, library, seeds, scale)
+    mark = "" if scale == "paper" else f", {scale.upper()} SCALE: not comparable with the paper's numbers"
+    console.print(
+        _grid(
+            f"{table.title}{mark}: accuracy in per cent, last ten rounds, {seeds} seed(s); (paper)",
+            {row: {c: m.text() for c, m in columns.items()} for row, columns in measured.items()},
+        )
+    )
+    further = lib.readings(measured)
+    if further:
+        console.print(_grid("Margin over Server-SL (paper), gap recovered (paper)", further))
+    if table.note:
+        console.print(escape(table.note))
+
+
+def _grid(title: str, rows: dict[str, dict[str, str]]) -> Grid:
+    grid = Grid("", title=escape(title), title_justify="left")
+    for column in next(iter(rows.values())):
+        grid.add_column(escape(column), justify="right")
+    for row, columns in rows.items():
+        grid.add_row(escape(row), *map(escape, columns.values()))
+    return grid
+
+
+def _list(library: lib.Library, seeds: int, scale: lib.Scale) -> None:
+    grid = Grid("name", "what", "cells run", "time left", box=None, header_style="bold")
+    for table in lib.tables().values():
+        cells = table.cells(seeds, scale)
+        missing = [cell for cell in cells if library.find(cell) is None]
+        times = [library.seconds(cell) for cell in missing]
+        known = sum(time for time in times if time is not None)
+        left = "" if not missing else "not known" if None in times else f"{known / 3600:.1f} h"
+        grid.add_row(table.name, escape(table.title), f"{len(cells) - len(missing)}/{len(cells)}", left)
+    console.print(grid)
+    console.print(f"scale: {scale}; times are those of the runs under {library.folder}, one cell at a time")

@@ -1,0 +1,357 @@
+"""The paper's tables and figures: what they consist of, what has been run, and the rest of it run.
+
+A table is a file in `tables/`: a preset, what each column and row changes in it, and the paper's numbers. One
+combination of row, column and seed is a cell. What has been measured lies under `results/`, and is found by
+its configuration: a cell that stands in two tables is run once. A run of more rounds serves for fewer, since
+its first rounds are the same.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, Literal
+
+from fedseal.api import Result, versions
+from fedseal.config import Config, load_config
+from fedseal.errors import UserError
+from fedseal.machine import cores
+from fedseal.observers import read_events
+from fedseal.processes import PARENT
+
+Scale = Literal["paper", "reduced", "smoke"]
+KEPT = ("config.toml", "events.jsonl", "summary.json")
+SMOKE = {
+    "rounds": 2,
+    "cohort": 0,
+    "data.clients": 3,
+    "data.images_per_client": 40,
+    "data.labels": 50,
+    "data.validation": 20,
+    "data.test_per_client": 0,
+    "data.held_out_test": 60,
+    "model.width": 4,
+    "fedseal.bootstrap_epochs": 1,
+    "server.epochs": 1,
+    "client.epochs": 1,
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a table."""
+
+    table: "Table"
+    row: str
+    column: str
+    seed: int
+    scale: Scale
+
+    @property
+    def name(self) -> str:
+        """What it is called on the command line and under `results/`."""
+        return f"{slug(self.row)}-{slug(self.column)}-seed{self.seed}"
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """What it changes in the table's preset."""
+        table = self.table
+        reduced = table.reduced if self.scale == "reduced" else {}
+        smoke = SMOKE if self.scale == "smoke" else {}
+        return {**table.columns[self.column], **reduced, **table.rows[self.row], **smoke, "seed": self.seed}
+
+    @cached_property
+    def config(self) -> Config:
+        return load_config(self.table.preset, self.changes)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table or a figure of the paper."""
+
+    name: str
+    title: str
+    preset: str
+    rows: Mapping[str, dict[str, Any]]
+    columns: Mapping[str, dict[str, Any]]
+    reduced: Mapping[str, Any]
+    paper: Mapping[str, list[float]] = field(default_factory=dict)  # per cent, in the columns' order
+    figure: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    def cells(self, seeds: int, scale: Scale) -> list[Cell]:
+        """All of them, the rows one after another within each seed."""
+        places = [(s, r, c) for s in range(seeds) for r in self.rows for c in self.columns]
+        return [Cell(self, row, column, seed, scale) for seed, row, column in places]
+
+
+def tables() -> dict[str, Table]:
+    """All tables and figures by name."""
+    folder = resources.files("fedseal.tables")
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
+    names = [file.name.removesuffix(".toml") for file in reversed(files)]
+    return {n: Table(n, **tomllib.loads((folder / f"{n}.toml").read_text("utf-8"))) for n in names}
+
+
+def find_table(name: str) -> Table:
+    """A table by its name."""
+    known = tables()
+    if name not in known:
+        raise UserError(f"There is no table or figure '{name}'; there are {', '.join(known)}.")
+    return known[name]
+
+
+def slug(text: str) -> str:
+    """A text as part of a file's name."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower().replace("θ", "theta")).strip("-")
+
+
+class Library:
+    """What has been measured: runs under `results/`, found by configuration and version."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs: dict[str, list[Result]] = {}
+        for path in sorted(folder.rglob("summary.json")):
+            summary = json.loads(path.read_text("utf-8"))
+            if summary["versions"]["fedseal"] == versions()["fedseal"]:
+                config = load_config(path.parent / "config.toml")
+                key = config.fingerprint(ignore=["rounds"])
+                self.runs.setdefault(key, []).append(Result(path.parent, summary))
+
+    def find(self, cell: Cell) -> Result | None:
+        """A run of the cell's configuration with as many rounds or more."""
+        runs = self.runs.get(cell.config.fingerprint(ignore=["rounds"]), [])
+        return next((run for run in runs if run.summary["rounds"] >= cell.config.rounds), None)
+
+    def accuracy(self, cell: Cell) -> float | None:
+        """Mean of the last ten rounds, in per cent."""
+        found = self.find(cell)
+        return None if found is None else 100 * found.accuracy_after(cell.config.rounds)
+
+    def keep(self, cell: Cell, run: Path) -> Result:
+        """Takes a finished run in, whole or not at all."""
+        place = self.folder / folder_name(cell.table, cell.scale) / cell.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".") as work:
+            for name in KEPT:
+                shutil.copy(run / name, work)
+            shutil.rmtree(place, ignore_errors=True)
+            shutil.copytree(work, place)
+        result = Result(place, json.loads((place / "summary.json").read_text("utf-8")))
+        self.runs.setdefault(cell.config.fingerprint(ignore=["rounds"]), []).append(result)
+        return result
+
+    def seconds(self, cell: Cell) -> float | None:
+        """How long the cell may take: as long a round as its method, or else FedSEAL, took on that preset."""
+        like = [
+            (str(run.summary["method"]), float(run.summary["seconds"]) / int(run.summary["rounds"]))
+            for runs in self.runs.values()
+            for run in runs
+            if run.folder.parent.name in (folder_name(cell.table, cell.scale), cell.table.preset)
+        ]
+        for method in (cell.config.method, "fedseal"):
+            rates = [rate for name, rate in like if name == method]
+            if rates:
+                return mean(rates) * cell.config.rounds
+        return None
+
+
+def folder_name(table: Table, scale: Scale) -> str:
+    """Reduced results never lie among those of the paper's scale."""
+    return table.name if scale == "paper" else f"{table.name}-{scale}"
+
+
+@dataclass
+class Job:
+    """A cell that is being run in a process of its own, which ends with this one."""
+
+    cell: Cell
+    folder: Path
+    process: "subprocess.Popen[str]"
+
+    @property
+    def done(self) -> int:
+        """Rounds so far."""
+        events = self.folder / "events.jsonl"
+        return sum(event["event"] == "round" for event in read_events(events)) if events.exists() else 0
+
+
+def start(cell: Cell, folder: Path, workers: int) -> Job:
+    """Goes on with a cell where it was stopped."""
+    keys = [word for key, value in cell.changes.items() for word in ("--set", f"{key}={toml(value)}")]
+    words = ["train", cell.table.preset, *keys, "--out", str(folder), "--resume", "--quiet"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedseal", *words, "--workers", str(workers)],
+        env=os.environ | {PARENT: str(os.getpid())},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return Job(cell, folder, process)
+
+
+def toml(value: Any) -> str:
+    """A value for `--set`."""
+    return str(value).lower() if isinstance(value, bool) else json.dumps(value)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far all cells are."""
+
+    done: int  # rounds
+    total: int
+    running: tuple[str, ...]
+    failed: Mapping[str, str]  # cells and their error
+
+
+def run_cells(cells: Sequence[Cell], library: Library, work: Path, jobs: int) -> Iterator[Progress]:
+    """Runs what is missing, so many cells at once; a cell that fails does not stop the others."""
+    unique = {cell.config.fingerprint(ignore=["rounds"]): cell for cell in reversed(cells)}
+    for cell in cells:  # of cells that differ in rounds alone, the longest serves for all
+        longest = unique[key := cell.config.fingerprint(ignore=["rounds"])]
+        unique[key] = cell if cell.config.rounds > longest.config.rounds else longest
+    queue = [cell for cell in unique.values() if library.find(cell) is None]
+    total, done, failed = sum(cell.config.rounds for cell in queue), 0, dict[str, str]()
+    running: list[Job] = []
+    try:
+        while queue or running:
+            while queue and len(running) < jobs:
+                cell = queue.pop(0)
+                place = work / folder_name(cell.table, cell.scale) / cell.name
+                running.append(start(cell, place, max(cores() // jobs, 1)))
+            for job in [job for job in running if job.process.poll() is not None]:
+                running.remove(job)
+                done += job.cell.config.rounds
+                if job.process.returncode == 0:
+                    library.keep(job.cell, job.folder)
+                else:
+                    said = job.process.stderr.read() if job.process.stderr else ""
+                    failed[job.cell.name] = (said.strip().splitlines() or ["it was killed"])[-1]
+            names = tuple(job.cell.name for job in running)
+            yield Progress(done + sum(job.done for job in running), total, names, dict(failed))
+            time.sleep(0.2 if running else 0)
+    finally:
+        for job in running:
+            job.process.terminate()
+            job.process.wait()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A place in a table: ours over seeds, and the paper's, in per cent."""
+
+    ours: tuple[float, ...]
+    paper: float | None
+
+    @property
+    def mean(self) -> float | None:
+        return mean(self.ours) if self.ours else None
+
+    def text(self) -> str:
+        """Mean ± spread over seeds (its number), and the paper's."""
+        paper = "–" if self.paper is None else f"{self.paper:.2f}"
+        if not self.ours:
+            return f"not run ({paper})"
+        spread = f" ± {stdev(self.ours):.2f}" if len(self.ours) > 1 else ""
+        return f"{mean(self.ours):.2f}{spread} ({paper})"
+
+
+def measure(table: Table, library: Library, seeds: int, scale: Scale) -> dict[str, dict[str, Measured]]:
+    """Rows of columns."""
+    found: dict[str, dict[str, Measured]] = {}
+    for row in table.rows:
+        for number, column in enumerate(table.columns):
+            cells = [Cell(table, row, column, seed, scale) for seed in range(seeds)]
+            ours = [value for cell in cells if (value := library.accuracy(cell)) is not None]
+            paper = table.paper[row][number] if row in table.paper else None
+            found.setdefault(row, {})[column] = Measured(tuple(ours), paper)
+    return found
+
+
+def gap_recovered(method: float | None, low: float | None, high: float | None) -> float | None:
+    """(method − Server-SL)/(FedAvg-SL − Server-SL): how much of what labels would gain is gained without."""
+    if method is None or low is None or high is None or high == low:
+        return None
+    return (method - low) / (high - low)
+
+
+def readings(measured: Mapping[str, Mapping[str, Measured]]) -> dict[str, dict[str, str]]:
+    """For rows other than the bounds: margin over Server-SL and gap recovered, ours (the paper's)."""
+    low, high = measured.get("Server-SL", {}), measured.get("FedAvg-SL", {})
+    nothing = Measured((), None)
+    found: dict[str, dict[str, str]] = {}
+    for row, columns in measured.items():
+        if row in ("Server-SL", "FedAvg-SL") or not low:
+            continue
+        for column, value in columns.items():
+            below, above = low.get(column, nothing), high.get(column, nothing)
+            pairs = ((value.mean, below.mean, above.mean), (value.paper, below.paper, above.paper))
+            margins = ["–" if m is None or b is None else f"{m - b:+.2f}" for m, b, _ in pairs]
+            gaps = ["–" if (g := gap_recovered(*pair)) is None else f"{g:.0%}" for pair in pairs]
+            found.setdefault(row, {})[column] = f"{margins[0]} ({margins[1]}), {gaps[0]} ({gaps[1]})"
+    return found
+
+
+def draw(table: Table, library: Library, scale: Scale) -> Path | None:
+    """A figure as PNG and SVG, with its data as JSON beside; None as long as a run is missing."""
+    from fedseal.plots import bar_chart, line_chart
+
+    series: dict[str, list[tuple[float, float]]] = {}
+    for cell in table.cells(1, scale):
+        found = library.find(cell)
+        if found is None:
+            return None
+        events = [e for e in read_events(found.folder / "events.jsonl") if e["event"] == "round"]
+        events = [event for event in events if event["t"] <= cell.config.rounds]
+        if "bars" in table.figure:
+            series[cell.row] = list(enumerate(events[-1][table.figure["bars"]]))
+        for key, name in table.figure.get("curves", {}).items():
+            series[name or cell.row] = [(event["t"], event[key]) for event in events if key in event]
+    path = library.folder / folder_name(table, scale) / "figure.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    chart = bar_chart if "bars" in table.figure else line_chart
+    marked = table.title if scale == "paper" else f"{table.title} ({scale} scale)"
+    chart(series, marked, table.figure["y"], [path, path.with_suffix(".svg")])
+    path.with_suffix(".json").write_text(json.dumps(series, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    return path
+
+
+def verify(table: Table, name: str, scale: Scale, seeds: int, library: Library, work: Path) -> str:
+    """Runs a measured cell once more; says whether all numbers of every round are the same."""
+    cells = {cell.name: cell for cell in table.cells(seeds, scale)}
+    if name not in cells:
+        raise UserError(f"There is no cell '{name}' in {table.name}; there are {', '.join(cells)}.")
+    cell = cells[name]
+    known = library.find(cell)
+    if known is None:
+        raise UserError(f"{name} has not been measured yet: leave --verify out to run it.")
+    with tempfile.TemporaryDirectory(dir=work, prefix="verify-") as folder:
+        job = start(cell, Path(folder) / "run", cores())
+        said = job.process.communicate()[1]
+        if job.process.returncode != 0:
+            raise UserError(f"{name} failed: {(said.strip().splitlines() or ['it was killed'])[-1]}")
+        again = numbers(Path(folder) / "run", cell.config.rounds)
+    before = numbers(known.folder, cell.config.rounds)
+    differing = [t for t in before if before[t] != again.get(t)]
+    if differing:
+        raise UserError(f"{name} differs from {known.folder} from round {differing[0]} on.")
+    return f"{name}: the same {len(before)} rounds, {100 * known.accuracy_after(cell.config.rounds):.2f} %"
+
+
+def numbers(folder: Path, rounds: int) -> dict[int, dict[str, Any]]:
+    """Every round of a run without its seconds."""
+    events = [e for e in read_events(folder / "events.jsonl") if e["event"] == "round" and e["t"] <= rounds]
+    return {event["t"]: {k: v for k, v in event.items() if k != "seconds"} for event in events}

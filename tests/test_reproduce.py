@@ -1,0 +1,172 @@
+"""The paper's tables and figures: their files, and the running of cells, at the smallest scale."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from conftest import Command, contents
+from fedseal import reproduce as lib
+from fedseal.errors import UserError
+
+SMOKE = ("--scale", "smoke")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to be in, with `results` and `runs` below it."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_there_are_eight_tables_and_five_figures() -> None:
+    names = list(lib.tables())
+    assert sum(name.startswith("table-") for name in names) == 8
+    assert sum(name.startswith("figure-") for name in names) == 5
+    with pytest.raises(UserError, match="no table or figure 'table-mnist'; there are"):
+        lib.find_table("table-mnist")
+
+
+@pytest.mark.parametrize("name", lib.tables())
+@pytest.mark.parametrize("scale", ["paper", "reduced", "smoke"])
+def test_every_cell_is_a_configuration(name: str, scale: lib.Scale) -> None:
+    table = lib.find_table(name)
+    cells = table.cells(2, scale)
+    assert len({cell.name for cell in cells}) == len(cells) == 2 * len(table.rows) * len(table.columns)
+    for cell in cells:
+        assert cell.config.seed == cell.seed
+        assert cell.config.rounds <= {"paper": 150, "reduced": 30, "smoke": 2}[scale]
+    assert all(len(values) == len(table.columns) for values in table.paper.values())
+    assert table.paper.keys() <= table.rows.keys()
+
+
+def test_gap_recovered() -> None:
+    """The paper's LeNet at 0.3: (78.62 − 74.95)/(84.51 − 74.95) = 3.67/9.56 = 0.3839."""
+    assert lib.gap_recovered(78.62, 74.95, 84.51) == pytest.approx(0.3839, abs=1e-4)
+    assert lib.gap_recovered(None, 1, 2) is None and lib.gap_recovered(1.0, 2.0, 2.0) is None
+
+
+def test_readings_beside_the_papers() -> None:
+    """Ours: 76 and 78 mean 77; 77 − 74 = +3 of 84 − 74 = 10 is 30 %. The paper's: +4 of 10."""
+    measured = {
+        "Server-SL": {"a": lib.Measured((73.0, 75.0), 74.0)},
+        "FedAvg-SL": {"a": lib.Measured((84.0,), 84.0)},
+        "FedSEAL": {"a": lib.Measured((76.0, 78.0), 78.0)},
+        "SemiFL": {"a": lib.Measured((), None)},
+    }
+    assert lib.readings(measured)["FedSEAL"]["a"] == "+3.00 (+4.00), 30% (40%)"
+    assert lib.readings(measured)["SemiFL"]["a"] == "– (–), – (–)"
+    # the spread of 76 and 78 is √2
+    assert measured["FedSEAL"]["a"].text() == "77.00 ± 1.41 (78.00)"
+    assert measured["SemiFL"]["a"].text() == "not run (–)"
+
+
+def test_cells_are_run_once_kept_and_verified(here: Path, fedseal: Command) -> None:
+    words = ("reproduce", "figure-self-ensemble", *SMOKE)
+    assert "0/2" in fedseal("reproduce", "--list", *SMOKE).out
+    assert "not all" in fedseal(*words, "--no-run").out
+    answer = fedseal(*words, "--jobs", 2)
+    assert answer.code == 0, answer.err
+    place = here / "results" / "figure-self-ensemble-smoke"
+    cells = ("with-self-ensemble-dir-0.3-seed0", "without-dir-0.3-seed0")
+    for cell in cells:
+        assert sorted(path.name for path in (place / cell).iterdir()) == sorted(lib.KEPT)
+    with Image.open(place / "figure.png") as picture:
+        assert picture.size[0] > 500
+    assert "<svg" in (place / "figure.svg").read_text("utf-8")
+    data = json.loads((place / "figure.json").read_text("utf-8"))
+    assert [len(points) for points in data.values()] == [2, 2]
+
+    before = contents(place)
+    assert fedseal(*words).code == 0
+    assert contents(place).keys() == before.keys()
+    assert {k: v[0] for k, v in contents(place).items()} == {k: v[0] for k, v in before.items()}
+
+    assert "the same 2 rounds" in fedseal(*words, "--verify", cells[1]).out
+    events = place / cells[1] / "events.jsonl"
+    events.write_text(
+        events.read_text("utf-8").replace('"t": 2, "test_accuracy": 0.', '"t": 2, "test_accuracy": 1.')
+    )
+    fedseal(*words, "--verify", cells[1]).refuses(f"{cells[1]} differs", "from round 2 on")
+    fedseal(*words, "--verify", "other").refuses("no cell 'other'", cells[0])
+    fedseal("reproduce", "table-fmnist-labels", *SMOKE, "--verify", "server-sl-500-labels-seed0").refuses(
+        "has not been measured yet"
+    )
+
+
+def test_a_table_is_printed_and_marked(here: Path, fedseal: Command) -> None:
+    """At this scale both columns have 50 labels: two cells serve for four."""
+    answer = fedseal("reproduce", "table-fmnist-labels", *SMOKE)
+    assert answer.code == 0, answer.err
+    assert "SMOKE SCALE" in answer.out and "(74.95)" in answer.out and "not run" not in answer.out
+    assert len(list((here / "results").rglob("summary.json"))) == 2
+    assert "not run" in fedseal("reproduce", "table-fmnist-labels", "--no-run").out  # at the paper's scale
+
+
+def test_what_serves_for_a_cell(here: Path) -> None:
+    """A run of as many rounds or more, of this version."""
+    [cell] = lib.find_table("figure-correct-rates").cells(1, "smoke")
+    library = lib.Library(here / "results")
+    for _ in lib.run_cells([cell], library, here / "runs", 1):
+        pass
+    assert library.find(cell) is not None
+    kept = next((here / "results").rglob("summary.json"))
+    summary = json.loads(kept.read_text("utf-8"))
+    for change, serves in (
+        ({"rounds": 3}, True),
+        ({"rounds": 1}, False),
+        ({"versions": {"fedseal": "0.0.0"}}, False),
+    ):
+        kept.write_text(json.dumps(summary | change), "utf-8")
+        assert (lib.Library(here / "results").find(cell) is not None) == serves
+
+
+def test_a_cell_that_fails_is_named_and_the_others_go_on(here: Path) -> None:
+    table = lib.find_table("figure-theta")
+    rows: dict[str, Any] = {"bad": {"model.name": "resnet9"}, "good": {"method": "server-sl"}}
+    library = lib.Library(here / "results")
+    *_, last = lib.run_cells(replace(table, rows=rows).cells(1, "smoke"), library, here / "runs", 1)
+    assert (
+        list(last.failed) == ["bad-dir-0.3-seed0"]
+        and "ResNet-9 needs images" in last.failed["bad-dir-0.3-seed0"]
+    )
+    assert [path.parent.name for path in (here / "results").rglob("summary.json")] == ["good-dir-0.3-seed0"]
+
+
+def test_killed_it_leaves_no_process_and_goes_on(here: Path, fedseal: Command) -> None:
+    table = lib.find_table("figure-correct-rates")
+    words = ["reproduce", table.name, *SMOKE]
+    process = subprocess.Popen([sys.executable, "-m", "fedseal", *words], stdout=subprocess.DEVNULL)
+    end = time.monotonic() + 120
+    run = here / "runs" / "reproduce"
+    while not list(run.rglob("config.toml")) and time.monotonic() < end:
+        time.sleep(0.02)
+    [child] = [
+        int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    while Path(f"/proc/{child}").exists() and time.monotonic() < end:
+        with suppress(OSError):
+            if Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                break
+        time.sleep(0.05)
+    assert time.monotonic() < end
+    answer = fedseal(*words)
+    assert answer.code == 0, answer.err
+    assert lib.Library(here / "results").find(table.cells(1, "smoke")[0]) is not None
+
+
+def test_mistakes_are_named(here: Path, fedseal: Command) -> None:
+    fedseal("reproduce").refuses("--list")
+    fedseal("reproduce", "table-x").refuses("'table-x'")
+    fedseal("reproduce", "table-svhn", "--scale", "big").refuses("--scale", "'big'")
