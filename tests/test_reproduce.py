@@ -169,4 +169,5 @@ def test_killed_it_leaves_no_process_and_goes_on(here: Path, fedseal: Command) -
 def test_mistakes_are_named(here: Path, fedseal: Command) -> None:
     fedseal("reproduce").refuses("--list")
     fedseal("reproduce", "table-x").refuses("'table-x'")
+    fedseal("reproduce", "table-svhn", "--only", "dir-7").refuses("'dir-7'", "server-sl-dir-0.1-seed0")
     fedseal("reproduce", "table-svhn", "--scale", "big").refuses("--scale", "'big'")

@@ -23,6 +23,9 @@ def reproduce(
         str, typer.Option(metavar="SCALE", help="paper, reduced (marked as such everywhere) or smoke.")
     ] = "paper",
     jobs: Annotated[int, typer.Option(metavar="N", help="Cells at once.", min=1)] = 1,
+    only: Annotated[
+        str, typer.Option(metavar="TEXT", help="Run only cells with this in their name, such as dir-0.3.")
+    ] = "",
     list_: Annotated[
         bool, typer.Option("--list", help="What there is, its state, and the time left.")
     ] = False,
@@ -53,7 +56,12 @@ def reproduce(
         work.mkdir(parents=True, exist_ok=True)
         console.print(escape(lib.verify(table, verify, size, seeds, library, work)))
         return
-    failed = {} if no_run else _run(table.cells(seeds, size), library, work, jobs)
+    cells = [cell for cell in table.cells(seeds, size) if only in cell.name]
+    if not cells:
+        raise UserError(
+            f"No cell of {name} has '{only}' in its name: there is {table.cells(1, size)[0].name}."
+        )
+    failed = {} if no_run else _run(cells, library, work, jobs)
     if table.figure:
         path = lib.draw(table, library, size)
         console.print(
