@@ -19,21 +19,9 @@ from PIL import Image, ImageDraw
 from safetensors.torch import load_file
 
 from fedseal import api, cli
+from fedseal.reproduce import SMOKE
 
-TINY: dict[str, Any] = {
-    "rounds": 2,
-    "cohort": 0,
-    "data.clients": 3,
-    "data.images_per_client": 40,
-    "data.labels": 50,
-    "data.validation": 20,
-    "data.test_per_client": 0,
-    "data.held_out_test": 60,
-    "fedseal.bootstrap_epochs": 1,
-    "server.epochs": 1,
-    "client.epochs": 1,
-    "engine.workers": 1,
-}
+TINY: dict[str, Any] = SMOKE | {"engine.workers": 1}
 
 
 @pytest.fixture
