@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from conftest import TINY, Command
-from fedseal import api, charts
+from fedseal import api, charts, report
 from fedseal.errors import UserError
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -123,3 +123,19 @@ def test_a_line_goes_from_corner_to_corner() -> None:
     # the first point is not what the scale is set by: it runs along the edge of what comes after
     assert points == [(56.0, 264.0), (336.0, 264.0), (616.0, 12.0)]
     assert "<title>a&lt;</title>" in text
+
+
+def test_confusion_and_calibration() -> None:
+    """Four images of two classes, 0.95, 0.91, 0.65 and 0.85 sure, seen as 0, 1, 0, 1; they are 0, 0, 0, 1.
+
+    The bin up to 1 has the first two: one right of two, 0.93 sure on average: off by 0.43. The bins up to 0.7
+    and 0.9 have one each, both right: off by 0.35 and 0.15. The expected error is 0.5 · 0.43 + 0.25 · (0.35 +
+    0.15) = 0.34.
+    """
+    probs = np.array([[0.95, 0.05], [0.09, 0.91], [0.65, 0.35], [0.15, 0.85]])
+    labels = np.array([0, 0, 0, 1])
+    assert report.confusion(probs, labels).tolist() == [[2, 1], [0, 1]]
+    share, right, error = report.calibration(probs, labels)
+    assert share.tolist() == [0, 0, 0, 0, 0, 0, 0.25, 0, 0.25, 0.5]
+    assert right[[6, 8, 9]].tolist() == [1, 1, 0.5]
+    assert error == pytest.approx(0.34)

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from fedseal import charts, paper
-from fedseal.charts import Points
+from fedseal.charts import Floats, Points
 from fedseal.config import Config, load_config
 from fedseal.core import Packet
-from fedseal.data.pool import Federation
+from fedseal.data.pool import Federation, Ints
 from fedseal.errors import UserError
 from fedseal.files import write_atomic
 from fedseal.learn import predict
@@ -24,7 +24,7 @@ from fedseal.methods.fedseal import FedSEAL
 from fedseal.model_file import load
 from fedseal.observers import read_events
 from fedseal.sites import Sites
-from fedseal.weights import save
+from fedseal.weights import Tensors, save
 
 BINS = 10  # of the calibration
 EXAMPLES = 12  # images of each fate
@@ -149,10 +149,10 @@ def overview(run: Run) -> list[str]:
 def inside(run: Run) -> list[str]:
     """What the method did: thresholds, sizes and correct rates of the sets."""
     found = []
-    taus = run.line("tau")
+    taus = [(event["t"], event["tau"]) for event in run.events if "tau" in event]
     if taus:
-        names = class_names(run)
-        series = {name: [(t, tau[m]) for t, tau in taus] for m, name in enumerate(names)}  # type: ignore[index]
+        names = load(run.folder).classes
+        series = {name: [(t, tau[m]) for t, tau in taus] for m, name in enumerate(names)}
         found.append(section("Thresholds τ by class", charts.lines(series)))
     sizes = {
         name: run.line(key)
@@ -170,41 +170,42 @@ def inside(run: Run) -> list[str]:
     return found
 
 
-def class_names(run: Run) -> tuple[str, ...]:
-    return load(run.folder).classes
-
-
 def looking(run: Run, sites: Sites, memories: Mapping[str, bytes]) -> list[str]:
     """What takes the images: class mix, confusion, calibration, examples."""
-    federation = sites.federation
-    found = [class_mix(federation)] if any(len(rows) for rows in federation.clients) else []
-    server, model = sites.server(), save(load(run.folder).model)
-    test = federation.tests.get("test", federation.validation)
+    federation, model = sites.federation, save(load(run.folder).model)
     where = "test" if "test" in federation.tests else "validation"
-    images = sites.images(test, labels=True)
+    images = sites.images(federation.tests.get("test", federation.validation), labels=True)
     assert images.labels is not None
-    probs, labels = predict(server, model, images).numpy(), images.labels.numpy()
-    classes, guess = federation.pool.classes, probs.argmax(axis=1)
-    counts = np.zeros((len(classes), len(classes)))
-    np.add.at(counts, (labels, guess), 1)
-    title = f"Confusion on the {where} images"
-    found.append(section(title, charts.matrix(counts, classes, classes, "is ↓  seen as →")))
-
-    sure, right = probs.max(axis=1), guess == labels
-    bins = np.minimum((sure * BINS).astype(int), BINS - 1)
-    share = np.bincount(bins, minlength=BINS) / len(sure)
-    hits = np.bincount(bins, right, BINS) / np.maximum(np.bincount(bins, minlength=BINS), 1)
-    means = np.bincount(bins, sure, BINS) / np.maximum(np.bincount(bins, minlength=BINS), 1)
-    error = float((share * np.abs(hits - means)).sum())
-    text = (
-        f"<p>Expected calibration error {error:.1%}; mean confidence {sure.mean():.1%},"
-        f" right {right.mean():.1%}.</p>"
-    )
-    chart = charts.reliability(np.arange(1, BINS + 1) / BINS, share, hits)
-    found.append(section(f"Calibration on the {where} images", chart + text))
+    probs, labels = predict(sites.server(), model, images).numpy(), images.labels.numpy()
+    classes = federation.pool.classes
+    matrix = charts.matrix(confusion(probs, labels), classes, classes, "is ↓  seen as →")
+    share, right, error = calibration(probs, labels)
+    chart = charts.reliability(np.arange(1, BINS + 1) / BINS, share, right)
+    text = f"<p>Expected calibration error {error:.1%}; mean confidence {probs.max(axis=1).mean():.1%}.</p>"
+    found = [
+        section(f"Confusion on the {where} images", matrix),
+        section(f"Calibration on the {where} images", chart + text),
+    ]
     if any(len(rows) for rows in federation.clients):
-        found.append(examples(run, sites, memories))
+        found = [class_mix(federation), *found, examples(run, sites, memories, model)]
     return found
+
+
+def confusion(probs: Floats, labels: Ints) -> Floats:
+    """How many images of each class (rows) are seen as each class (columns)."""
+    counts = np.zeros((probs.shape[1], probs.shape[1]))
+    np.add.at(counts, (labels, probs.argmax(axis=1)), 1)
+    return counts
+
+
+def calibration(probs: Floats, labels: Ints) -> tuple[Floats, Floats, float]:
+    """By bins of confidence: the share of images, how many of them are seen right; and the expected error."""
+    sure, right = probs.max(axis=1), probs.argmax(axis=1) == labels
+    bins = np.minimum((sure * BINS).astype(int), BINS - 1)
+    number = np.bincount(bins, minlength=BINS)
+    hits, means = (np.bincount(bins, values, BINS) / np.maximum(number, 1) for values in (right, sure))
+    share = number / len(sure)
+    return share, hits, float((share * np.abs(hits - means)).sum())
 
 
 def class_mix(federation: Federation) -> str:
@@ -221,33 +222,29 @@ def class_mix(federation: Federation) -> str:
     return section("The clients' images", chart + more)
 
 
-def examples(run: Run, sites: Sites, memories: Mapping[str, bytes]) -> str:
-    """Client images with the label that they were given, how sure, and what became of them."""
+def examples(run: Run, sites: Sites, memories: Mapping[str, bytes], model: Tensors) -> str:
+    """Images of some clients with the label that they were given, how sure, and what became of them."""
     federation, method, rng = sites.federation, run.config.chosen(), np.random.default_rng(0)
-    server, model = sites.server(), save(load(run.folder).model)
+    server, taus = sites.server(), [event["tau"] for event in run.events if "tau" in event]
+    fated = isinstance(method, FedSEAL) and bool(taus)
+    clients = rng.permutation(len(federation.clients))[:EXAMPLES].tolist()
+    each = -(-EXAMPLES // len(clients))
     kept: dict[str, list[str]] = {fate: [] for fate in FATES}
-    taus = [event["tau"] for event in run.events if "tau" in event]
-    for k in rng.permutation(len(federation.clients)).tolist():
+    for k in clients:
         rows, memory = federation.clients[k], memories.get(str(k))
         remembered = Packet.from_bytes(memory).tensors.get("images", {}) if memory else {}
         mean = remembered["mean"] if "mean" in remembered else predict(server, model, sites.images(rows))
         fates = np.full(len(rows), "unused", dtype="U8")
-        if isinstance(method, FedSEAL) and taus:
+        if isinstance(method, FedSEAL) and fated:
             tau = torch.tensor(taus[-1])
             fates[paper.positive_set(mean, tau).numpy()] = "positive"
             if method.negative:
                 fates[paper.negative_set(mean, tau, method.theta).numpy()] = "negative"
         for fate, cards in kept.items():
-            those = rng.permutation(np.flatnonzero(fates == fate))[
-                : max(2, EXAMPLES // len(federation.clients) + 1)
-            ]
-            for i in those.tolist()[: EXAMPLES - len(cards)]:
+            for i in rng.permutation(np.flatnonzero(fates == fate))[:each].tolist():
                 cards.append(card(federation, k, int(rows[i]), mean[i]))
-        if all(len(cards) >= EXAMPLES for cards in kept.values()):
-            break
-    shown = isinstance(method, FedSEAL) and bool(taus)
     groups = [
-        (f"<h3>{escape(FATES[fate])}</h3>" if shown else "") + f'<div class="cards">{"".join(cards)}</div>'
+        (f"<h3>{escape(FATES[fate])}</h3>" if fated else "") + f'<div class="cards">{"".join(cards)}</div>'
         for fate, cards in kept.items()
         if cards
     ]
