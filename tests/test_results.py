@@ -9,7 +9,7 @@ from fedseal.reproduce import Library
 from fedseal.results import MARKED, refresh
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/results.md"]
+PAGES = ["README.md", "docs/results.md", "docs/paper-map.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -219,11 +219,12 @@ class Progress:
 
 def run_cells(cells: Sequence[Cell], library: Library, work: Path, jobs: int) -> Iterator[Progress]:
     """Runs what is missing, so many cells at once; a cell that fails does not stop the others."""
-    unique = {cell.config.fingerprint(ignore=["rounds"]): cell for cell in reversed(cells)}
-    for cell in cells:  # of cells that differ in rounds alone, the longest serves for all
-        longest = unique[key := cell.config.fingerprint(ignore=["rounds"])]
-        unique[key] = cell if cell.config.rounds > longest.config.rounds else longest
-    queue = [cell for cell in unique.values() if library.find(cell) is None]
+    longest: dict[str, Cell] = {}  # of cells that differ in rounds alone, one serves for all
+    for cell in cells:
+        key = cell.config.fingerprint(ignore=["rounds"])
+        if key not in longest or cell.config.rounds > longest[key].config.rounds:
+            longest[key] = cell
+    queue = [cell for cell in longest.values() if library.find(cell) is None]
     total, done, failed = sum(cell.config.rounds for cell in queue), 0, dict[str, str]()
     running: list[Job] = []
     try:

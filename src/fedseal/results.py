@@ -1,18 +1,23 @@
 """The tables in README and docs, from the measured runs that lie under `results/`.
 
-    python -m fedseal.results README.md docs/results.md
+    python -m fedseal.results README.md docs/results.md docs/paper-map.md
 
-writes each table between its two marks, <!-- results NAME --> and <!-- end -->: `seeds`, `state`, or the name
-of a table of the paper.
+writes each table between its two marks, <!-- results NAME --> and <!-- end -->: `seeds`, `state`, `evidence`,
+or the name of a table of the paper.
 """
 
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
+from fedseal.api import LAST
+from fedseal.config import load_config
 from fedseal.errors import UserError
 from fedseal.files import write_atomic
+from fedseal.observers import read_events
 from fedseal.reproduce import Cell, Library, Scale, Table, find_table, measure, readings, tables
 
 MARKED = re.compile(r"(<!-- results (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -66,6 +71,59 @@ def state(library: Library) -> str:
     return markdown(rows)
 
 
+def evidence(library: Library) -> str:
+    """Other readings (`results/readings`) beside the defaults, after as many rounds of the same seed."""
+    table = find_table("table-fmnist-lenet")
+    head = [
+        "reading",
+        "seed",
+        "rounds",
+        "validation, wᵗ / w̄",
+        "test, wᵗ / w̄",
+        "against the defaults",
+        "D⁺ (right)",
+    ]
+    rows = [head]
+    for path in sorted((library.folder / "readings").glob("*/config.toml")):
+        config = load_config(path)
+        cell = Cell(table, "FedSEAL", "Dir 0.3", config.seed, "paper")
+        usual = library.find(cell)
+        if usual is None:
+            continue
+        ours, theirs = (last_rounds(folder, config.rounds) for folder in (path.parent, usual.folder))
+        keys = changed(cell.config.to_dict(), config.to_dict())
+        margins = [f"{100 * (ours[k] - theirs[k]):+.1f}" for k in ("test_accuracy", "average_accuracy")]
+        pairs = [
+            f"{ours[a]:.1%} / {ours[b]:.1%}"
+            for a, b in (
+                ("validation_accuracy", "average_validation_accuracy"),
+                ("test_accuracy", "average_accuracy"),
+            )
+        ]
+        size = f"{ours['positive']:,.0f} ({ours['positive_correct']:.1%})" if ours["positive"] else "0"
+        rows.append([keys, str(config.seed), str(config.rounds), *pairs, " / ".join(margins), size])
+    return markdown(rows)
+
+
+def last_rounds(folder: Path, t: int) -> dict[str, float]:
+    """The mean of every number over the ten rounds up to round t."""
+    events = [
+        e for e in read_events(folder / "events.jsonl") if e["event"] == "round" and t - LAST < e["t"] <= t
+    ]
+    numbers = [k for k, v in events[-1].items() if isinstance(v, int | float)]
+    return {key: mean(event.get(key, 0) for event in events) for key in numbers}
+
+
+def changed(usual: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """The keys in which a configuration differs, rounds and engine left out."""
+    found = []
+    for name, value in other.items():
+        if isinstance(value, dict) and name != "engine":
+            section = usual.get(name, {})
+            found += [f"`{name}.{k} = {v!r}`" for k, v in value.items() if section.get(k) != v]
+    return ", ".join(found).replace("True", "true").replace("False", "false") or "the defaults"
+
+
 def comparison(table: Table, library: Library) -> str:
     """A table of the paper: ours (the paper's), below it margins and gaps; at each scale that was run."""
     parts = []
@@ -99,10 +157,8 @@ def refresh(text: str, library: Library) -> str:
 
     def make(match: "re.Match[str]") -> str:
         name = match[2]
-        if name in ("seeds", "state"):
-            content = seeds(library) if name == "seeds" else state(library)
-        else:
-            content = comparison(find_table(name), library)
+        makers = {"seeds": seeds, "state": state, "evidence": evidence}
+        content = makers[name](library) if name in makers else comparison(find_table(name), library)
         return f"{match[1]}{content}\n{match[3]}"
 
     return MARKED.sub(make, text)
