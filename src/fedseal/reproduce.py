@@ -252,22 +252,19 @@ def run_cells(cells: Sequence[Cell], library: Library, work: Path, jobs: int) ->
 
 @dataclass(frozen=True)
 class Measured:
-    """A place in a table: ours over seeds, and the paper's, in per cent."""
+    """A place in a table: ours by seed, and the paper's, in per cent."""
 
-    ours: tuple[float, ...]
-    paper: float | None
-
-    @property
-    def mean(self) -> float | None:
-        return mean(self.ours) if self.ours else None
+    ours: Mapping[int, float] = field(default_factory=dict)
+    paper: float | None = None
 
     def text(self) -> str:
-        """Mean ± spread over seeds (its number), and the paper's."""
+        """Mean ± spread over seeds, and the paper's."""
         paper = "–" if self.paper is None else f"{self.paper:.2f}"
-        if not self.ours:
+        values = list(self.ours.values())
+        if not values:
             return f"not run ({paper})"
-        spread = f" ± {stdev(self.ours):.2f}" if len(self.ours) > 1 else ""
-        return f"{mean(self.ours):.2f}{spread} ({paper})"
+        spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+        return f"{mean(values):.2f}{spread} ({paper})"
 
 
 def measure(table: Table, library: Library, seeds: int, scale: Scale) -> dict[str, dict[str, Measured]]:
@@ -275,34 +272,45 @@ def measure(table: Table, library: Library, seeds: int, scale: Scale) -> dict[st
     found: dict[str, dict[str, Measured]] = {}
     for row in table.rows:
         for number, column in enumerate(table.columns):
-            cells = [Cell(table, row, column, seed, scale) for seed in range(seeds)]
-            ours = [value for cell in cells if (value := library.accuracy(cell)) is not None]
+            values = {s: library.accuracy(Cell(table, row, column, s, scale)) for s in range(seeds)}
+            ours = {seed: value for seed, value in values.items() if value is not None}
             paper = table.paper[row][number] if row in table.paper else None
-            found.setdefault(row, {})[column] = Measured(tuple(ours), paper)
+            found.setdefault(row, {})[column] = Measured(ours, paper)
     return found
 
 
-def gap_recovered(method: float | None, low: float | None, high: float | None) -> float | None:
-    """(method − Server-SL)/(FedAvg-SL − Server-SL): how much of what labels would gain is gained without."""
-    if method is None or low is None or high is None or high == low:
-        return None
-    return (method - low) / (high - low)
+def margin(method: Measured, low: Measured) -> str:
+    """Points over Server-SL, the mean over the seeds that both have; (the paper's)."""
+    ours = [value - low.ours[seed] for seed, value in method.ours.items() if seed in low.ours]
+    paper = "–" if method.paper is None or low.paper is None else f"{method.paper - low.paper:+.2f}"
+    return f"{mean(ours):+.2f} ({paper})" if ours else f"– ({paper})"
+
+
+def gap_recovered(method: Measured, low: Measured, high: Measured) -> str:
+    """(method − Server-SL)/(FedAvg-SL − Server-SL): how much of what labels would gain is gained without.
+
+    The mean over the seeds that all three have, and how many that are; (the paper's).
+    """
+    common = [seed for seed in method.ours if seed in low.ours and seed in high.ours]
+    ours = [(method.ours[s] - low.ours[s]) / (high.ours[s] - low.ours[s]) for s in common]
+    paper = "–"
+    if method.paper is not None and low.paper is not None and high.paper is not None:
+        paper = f"{(method.paper - low.paper) / (high.paper - low.paper):.0%}"
+    return f"{mean(ours):.0%} over {len(ours)} seed(s) ({paper})" if ours else f"– ({paper})"
 
 
 def readings(measured: Mapping[str, Mapping[str, Measured]]) -> dict[str, dict[str, str]]:
     """For rows other than the bounds: margin over Server-SL and gap recovered, ours (the paper's)."""
-    low, high = measured.get("Server-SL", {}), measured.get("FedAvg-SL", {})
-    nothing = Measured((), None)
+    low = measured.get("Server-SL", {})
+    high = measured.get("FedAvg-SL", dict.fromkeys(low, Measured()))
     found: dict[str, dict[str, str]] = {}
     for row, columns in measured.items():
         if row in ("Server-SL", "FedAvg-SL") or not low:
             continue
-        for column, value in columns.items():
-            below, above = low.get(column, nothing), high.get(column, nothing)
-            pairs = ((value.mean, below.mean, above.mean), (value.paper, below.paper, above.paper))
-            margins = ["–" if m is None or b is None else f"{m - b:+.2f}" for m, b, _ in pairs]
-            gaps = ["–" if (g := gap_recovered(*pair)) is None else f"{g:.0%}" for pair in pairs]
-            found.setdefault(row, {})[column] = f"{margins[0]} ({margins[1]}), {gaps[0]} ({gaps[1]})"
+        found[row] = {
+            column: f"{margin(place, low[column])}, {gap_recovered(place, low[column], high[column])}"
+            for column, place in columns.items()
+        }
     return found
 
 
