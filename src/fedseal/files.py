@@ -40,9 +40,9 @@ def locked(folder: Path) -> Iterator[None]:
     path = folder / "checkpoint" / "lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
+        file = path.open("a")
     except OSError as error:
-        raise cannot_write(path, error) from error
+        raise cannot_write(folder, error) from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
