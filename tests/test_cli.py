@@ -164,7 +164,7 @@ def test_own_images_without_a_test_folder(
 def test_ctrl_c_stops_cleanly_and_the_run_goes_on_later(
     fedseal: Command, tiny: dict[str, Any], tmp_path: Path
 ) -> None:
-    run, keys = tmp_path / "a run", tiny | {"rounds": 8, "engine.workers": 2}
+    run, keys = tmp_path / "a run", tiny | {"rounds": 30, "engine.workers": 2}
     process = subprocess.Popen(
         [PROGRAM, "train", "demo", "--out", run, *settings(keys)],
         stdout=subprocess.DEVNULL,
