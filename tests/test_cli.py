@@ -171,6 +171,7 @@ def test_ctrl_c_stops_cleanly_and_the_run_goes_on_later(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's "&" has it ignored
     )
     log, deadline = run / "events.jsonl", time.monotonic() + 200
     try:
