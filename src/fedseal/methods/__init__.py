@@ -7,8 +7,9 @@ import hashlib
 import inspect
 import re
 import sys
-import types
 from functools import lru_cache
+from importlib.abc import SourceLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 from fedseal.core import Method
@@ -77,13 +78,29 @@ def _read(path: Path) -> str:
         raise UserError(f"The method's file {path} cannot be read ({reason}).") from error
 
 
+class _Loader(SourceLoader):
+    """Imports the very text that was read and hashed, and leaves no compiled file beside the user's."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self.path, self.text = path, text
+
+    def get_filename(self, fullname: str) -> str:
+        return str(self.path)
+
+    def get_data(self, path: str | bytes) -> bytes:
+        return self.text.encode()
+
+
 @lru_cache
 def _load(path: Path, text: str, name: str) -> type[Method]:
-    module = types.ModuleType(f"fedseal_own_{hashlib.sha256(text.encode()).hexdigest()[:16]}")
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module  # where pydantic looks up what annotations name
+    unique = f"fedseal_own_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    loader = _Loader(path, text)
+    spec = spec_from_loader(unique, loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    sys.modules[unique] = module  # where pydantic looks up what annotations name
     try:
-        exec(compile(text, path, "exec"), module.__dict__)
+        loader.exec_module(module)
     except Exception as error:
         raise UserError(f"{path} cannot be loaded ({type(error).__name__}: {error}).") from error
     found = getattr(module, name, None)
