@@ -270,10 +270,14 @@ def seeded() -> torch.Generator:
 
 
 def test_strong_is_weak_then_rand_augment() -> None:
+    """Or RandAugment alone."""
     images, draws = pictures(), seeded()
     expected = rand_augment(weak(images, draws, flip=True, shift=2), draws, n=3, m=7)
-    strong = Augmentation(flip=True, shift=2, n=3, m=7).strong(images, seeded())
+    both = Augmentation(flip=True, shift=2, weak_first=True, n=3, m=7)
+    strong = both.strong(images, seeded())
     assert torch.equal(strong, expected) and not torch.equal(strong, images)
+    alone = both.model_copy(update={"weak_first": False})
+    assert torch.equal(alone.strong(images, seeded()), rand_augment(images, seeded(), n=3, m=7))
 
 
 def test_augmentation_can_be_switched_off() -> None:

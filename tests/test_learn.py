@@ -124,6 +124,23 @@ def test_fit_steps_a_whole_network() -> None:
     assert_close(fit(at, w0, [first, second], supervised, lr), w2, atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+def test_fit_is_torchs_sgd_to_the_bit(weight_decay: float) -> None:
+    at = site(momentum=0.9, weight_decay=weight_decay)
+    w0, batches = weights.save(at.model), [(pictures(4, seed=i).float(), LABELS[:4]) for i in range(3)]
+    weights.load(at.model, w0)
+    reference = torch.optim.SGD(
+        at.model.parameters(), lr=0.1, momentum=0.9, weight_decay=weight_decay, fused=True
+    )
+    for batch in batches:
+        reference.zero_grad()
+        supervised(at.model, *batch).backward()
+        reference.step()
+    expected = weights.save(at.model)
+    seen = fit(at, w0, batches, supervised, 0.1)
+    assert all(torch.equal(seen[name], expected[name]) for name in expected)
+
+
 def test_fit_starts_with_fresh_momentum() -> None:
     """Two calls of one step: 1 → 0.6, then from 0.6 without momentum 0.6 − 0.1·2.4 = 0.36, not 0."""
     at = site(Network(Scale(), [0.0], [1.0]), momentum=0.9)

@@ -52,6 +52,7 @@ class Augmentation(Settings):
 
     flip: bool | None = Field(None, description="mirror images; left out: as fits the data set (not digits)")
     shift: int = Field(4, ge=0, description="weak: crop or shift by up to so many pixels each way")
+    weak_first: bool = Field(True, description="strong: the weak augmentation comes before RandAugment")
     n: int = Field(2, ge=0, description="strong: operations of RandAugment on an image")
     m: int = Field(10, ge=0, le=30, description="strong: magnitude of RandAugment, 0 to 30")
 
@@ -60,8 +61,10 @@ class Augmentation(Settings):
         return augment.weak(images, generator, flip=bool(self.flip), shift=self.shift)
 
     def strong(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """A(x) of Eq. 14: the weak augmentation, then RandAugment."""
-        return augment.rand_augment(self.weak(images, generator), generator, n=self.n, m=self.m)
+        """A(x) of Eq. 14: RandAugment, by default of the weakly augmented image."""
+        if self.weak_first:
+            images = self.weak(images, generator)
+        return augment.rand_augment(images, generator, n=self.n, m=self.m)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.optim.sgd import sgd
 
 from fedseal import weights
 from fedseal.core import Images, ServerLearning, Site
@@ -29,23 +30,37 @@ def fit(
 
     `clip` is the largest norm of a step's gradient.
     """
-    model, settings = site.model, site.learning
-    weights.load(model, start)
-    model.train()
-    optimizer = torch.optim.SGD(
-        model.parameters(),
-        lr=lr,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-        fused=site.device.type != "mps",
-    )
+    weights.load(site.model, start)
+    site.model.train()
+    momenta: dict[Tensor, Tensor | None] = {}
     for batch in batches:
-        optimizer.zero_grad()
-        loss(model, *batch).backward()
+        site.model.zero_grad()
+        loss(site.model, *batch).backward()
         if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-    return weights.save(model)
+            nn.utils.clip_grad_norm_(site.model.parameters(), clip)
+        _step(site, lr, momenta)
+    return weights.save(site.model)
+
+
+@torch.no_grad()
+def _step(site: Site, lr: float, momenta: dict[Tensor, Tensor | None]) -> None:
+    """What `torch.optim.SGD` does, by the same function; the class would load PyTorch's compiler, which takes
+    as long as all the rest of PyTorch, in every process."""
+    moved = {p: p.grad for p in site.model.parameters() if p.grad is not None}
+    buffers = [momenta.get(p) for p in moved]
+    sgd(
+        [*moved],
+        [*moved.values()],
+        buffers,
+        fused=site.device.type != "mps",
+        lr=lr,
+        momentum=site.learning.momentum,
+        weight_decay=site.learning.weight_decay,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+    )
+    momenta.update(zip(moved, buffers, strict=True))
 
 
 def learning_rate(site: Site, t: int) -> float:

@@ -269,12 +269,13 @@ def test_the_simulation_equals_the_local_engine(
     own: dict[str, Any], fedseal: Command, tmp_path: Path
 ) -> None:
     """One round on Flower's simulation, the next after a resume; and the other way round."""
-    own |= {"data.path": str(own["data.path"]), "engine.workers": 2, "server.threads": 1}
+    own |= {"data.path": str(own["data.path"]), "server.threads": 1}
     words = ("train", "folders", "--quiet", "--out", tmp_path / "run")
+    flower = ("--resume", "--engine", "flower", "--workers", 2)
     assert fedseal(*words, set=own | {"rounds": 1}).code == 0
-    assert fedseal(*words, "--resume", "--engine", "flower", set=own | {"rounds": 3}).code == 0
+    assert fedseal(*words, *flower, set=own | {"rounds": 3}).code == 0
     assert fedseal(*words, "--resume", set=own | {"rounds": 4}).code == 0
-    api.train("folders", out=tmp_path / "local", set=own | {"rounds": 4, "engine.workers": 1})
+    api.train("folders", out=tmp_path / "local", set=own | {"rounds": 4})
     assert same_weights(tmp_path / "run", tmp_path / "local")
 
 

@@ -88,7 +88,7 @@ def test_a_resumed_run_ends_the_same(method: str, whole: Any, tmp_path: Path) ->
 @pytest.mark.parametrize("method", METHODS)
 def test_flower_gives_the_same_weights(method: str, whole: Any, tmp_path: Path) -> None:
     pytest.importorskip("flwr")
-    keys = settings(method, **{"engine.name": "flower", "engine.workers": 2})
+    keys = settings(method, **{"engine.name": "flower", "engine.workers": 1})
     api.train("fmnist-lenet", out=tmp_path / "run", set=keys)
     assert same_weights(tmp_path / "run", whole(method))
 
