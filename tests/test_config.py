@@ -48,6 +48,33 @@ def test_the_fingerprint_covers_what_decides_the_result_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    ("method", "key", "value", "matters"),
+    [
+        ("server-sl", "client.epochs", 9, False),
+        ("server-sl", "cohort", 2, False),
+        ("server-sl", "augment.m", 5, False),
+        ("server-sl", "augment.shift", 1, True),
+        ("server-sl", "server.epochs", 9, True),
+        ("fedavg-sl", "augment.weak_first", True, False),
+        ("fedavg-sl", "client.epochs", 9, True),
+        ("fedavg-fixmatch", "augment.m", 5, True),
+    ],
+)
+def test_what_a_method_does_not_use_is_not_in_its_fingerprint(
+    method: str, key: str, value: object, matters: bool
+) -> None:
+    base, other = (load_config("demo", {"method": method, **more}) for more in ({}, {key: value}))
+    assert (base.fingerprint() != other.fingerprint()) == matters
+
+
+def test_strong_views_at_the_server_do_matter() -> None:
+    keys = {"method": "server-sl", "server.augment": "strong"}
+    assert (
+        load_config("demo", keys).fingerprint() != load_config("demo", keys | {"augment.m": 5}).fingerprint()
+    )
+
+
+@pytest.mark.parametrize(
     ("text", "value"),
     [("20", 20), ("0.5", 0.5), ("true", True), ("lenet", "lenet"), ('"20"', "20"), ("", ""), ("a b", "a b")],
 )

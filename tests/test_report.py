@@ -77,6 +77,18 @@ def test_the_numbers_are_the_runs(finished: Path) -> None:
     assert np.trace(confusion) / confusion.sum() == pytest.approx(summary["test_accuracy"]["last"])
 
 
+@pytest.mark.parametrize("judged", ["model", "average"])
+def test_both_models_are_shown_by_their_names(judged: str, tiny: dict[str, Any], tmp_path: Path) -> None:
+    run = api.train("demo", out=tmp_path / "run", set=tiny | {"evaluate": judged})
+    text = (run.folder / "report.html").read_text("utf-8")
+    events = [json.loads(line) for line in (run.folder / "events.jsonl").read_text("utf-8").splitlines()]
+    for key, name in (("test_accuracy", "test, wᵗ"), ("average_accuracy", "test, w̄")):
+        measured = f"{np.mean([event[key] for event in events]):.2%}"
+        assert f"<td>{name}</td><td>{measured}</td>" in text
+        if (judged == "average") == key.startswith("average"):
+            assert f"Judged by: test {measured}, {report.MODELS[judged]}".replace("'", "&#x27;") in text
+
+
 def test_names_of_classes_are_text(own: dict[str, Any], shapes: Path, tmp_path: Path) -> None:
     """A folder called like a tag does not become one; and own folders have reports, too."""
     for part in ("server", "test"):

@@ -22,6 +22,7 @@ from fedseal.data.pool import Federation
 from fedseal.errors import UserError
 from fedseal.model_file import load
 from fedseal.processes import end_with_parent
+from fedseal.report import MODELS
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -124,7 +125,8 @@ def _show_result(talk: Console, result: api.Result, compared: api.Result | None)
     talk.print(table)
     labels, seconds = result.summary["labels"], result.summary["seconds"]
     talk.print(
-        f"accuracy is the mean of the last {api.LAST} rounds; {labels['total']} labels used"
+        f"accuracy is that of {MODELS[result.summary['evaluate']]}, mean of the last {api.LAST} rounds;"
+        f" {labels['total']} labels used"
         f" ({labels['training']} to train on, {labels['validation']} for validation); {seconds:.0f} s"
     )
     talk.print(f"run folder: {escape(str(result.folder))}", soft_wrap=True)

@@ -101,9 +101,13 @@ class Config(Settings):
 
     def fingerprint(self, *, ignore: Iterable[str] = ()) -> str:
         """A hash of all that decides the result; other methods' sections and `[engine]` do not."""
-        chosen = section(self.method)
+        chosen, method = section(self.method), self.chosen()
         skip = {"engine", *ignore, *(name for name in self.options if name != chosen)}
+        if not method.asks_clients:
+            skip |= {"cohort", "client"}
         relevant = {k: v for k, v in self.to_dict().items() if k not in skip}
+        if not method.strong_views and self.server.augment != "strong":
+            relevant["augment"] = {k: relevant["augment"].get(k) for k in ("flip", "shift")}
         relevant["method"] = chosen + code(self.method)  # wherever its file is, whatever it is called
         return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
 

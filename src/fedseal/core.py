@@ -167,6 +167,8 @@ class Method(Settings, ABC):
 
     needs_client_labels: ClassVar[bool] = False  # only FedAvg-SL, the upper bound
     uploads: ClassVar[str] = "model"  # the group that a client trains: in its reply as in its request
+    asks_clients: ClassVar[bool] = True  # if not, their settings do not matter
+    strong_views: ClassVar[bool] = True  # whether clients augment strongly; if not, how does not matter
 
     def check(self, server: Site) -> None:
         """Raises a UserError if this method cannot work so; called before anything is written."""

@@ -34,11 +34,13 @@ FATES = {
     "unused": "not used",
 }
 NAMES = {
-    "test_accuracy": "test",
-    "official_accuracy": "official test set",
-    "validation_accuracy": "validation",
-    "average_accuracy": "test, clients' average w̄",
+    "test_accuracy": "test, wᵗ",
+    "average_accuracy": "test, w̄",
+    "official_accuracy": "official test set, wᵗ",
+    "validation_accuracy": "validation, wᵗ",
+    "average_validation_accuracy": "validation, w̄",
 }
+MODELS = {"model": "wᵗ, after the server's step", "average": "w̄, the clients' average"}
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,18 @@ class Run:
     def name(self) -> str:
         return f"{self.config.method}, seed {self.config.seed}"
 
+    @property
+    def judged(self) -> str:
+        """The accuracy that the run is judged by, and whose it is."""
+        key = "test" if "test_accuracy" in self.summary else "validation"
+        found = self.summary[f"{key}_accuracy"]["mean_last_10"]
+        return f"{key} {found:.2%}, {MODELS[self.summary['evaluate']]}"
+
+    def measured(self, key: str) -> dict[str, float]:
+        """A number's last, mean of the last ten, and best on validation: wᵗ's unless w̄'s is asked for."""
+        found: dict[str, float] = self.summary.get(f"model_{key}", self.summary.get(key, {}))
+        return found
+
     def line(self, key: str) -> Points:
         """One number by round."""
         return [(event["t"], event[key]) for event in self.events if key in event]
@@ -94,11 +108,11 @@ def compare(folders: Sequence[Path], path: Path) -> None:
     runs = [Run.read(folder) for folder in folders]
     names = [f"{run.name} ({run.folder.name})" for run in runs]
     keys = [key for key in NAMES if any(run.line(key) for run in runs)]
-    rows = [["run", "rounds", *(NAMES[key] for key in keys), "split"]]
+    rows = [["run", "rounds", "judged by", *(NAMES[key] for key in keys), "split"]]
     for run, name in zip(runs, names, strict=True):
-        means = [run.summary.get(key, {}).get("mean_last_10") for key in keys]
+        means = [run.measured(key).get("mean_last_10") for key in keys]
         shown = ["–" if value is None else f"{value:.2%}" for value in means]
-        rows.append([name, str(run.summary["rounds"]), *shown, str(run.summary["split"])])
+        rows.append([name, str(run.summary["rounds"]), run.judged, *shown, str(run.summary["split"])])
     sections = [section("Accuracy", table(rows) + "<p>Mean of the last ten rounds.</p>")]
     if len({run.summary["split"] for run in runs}) > 1:
         sections.append(
@@ -124,8 +138,7 @@ def overview(run: Run) -> list[str]:
     summary, labels = run.summary, run.summary["labels"]
     rows = [["", "last ten rounds", "last round", "best on validation"]]
     for key, name in NAMES.items():
-        if key in summary:
-            found = summary[key]
+        if found := run.measured(key):
             cells = [f"{found[kind]:.2%}" for kind in ("mean_last_10", "last", "best_on_validation")]
             rows.append([name, *cells])
     facts = (
@@ -141,7 +154,7 @@ def overview(run: Run) -> list[str]:
             (e["t"], e[key]) for e in run.baseline if key in e and e["t"] <= last
         ]
     return [
-        section("Accuracy", f"<p>{escape(facts)}</p>" + table(rows)),
+        section("Accuracy", f"<p>{escape(facts)}</p><p>Judged by: {escape(run.judged)}.</p>" + table(rows)),
         section("Accuracy by round", charts.lines(series, percent=True)),
     ]
 

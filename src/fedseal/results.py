@@ -79,10 +79,15 @@ def evidence(library: Library) -> str:
         "seed",
         "rounds",
         "validation, wᵗ / w̄",
+        "difference",
         "test, wᵗ / w̄",
-        "against the defaults",
+        "difference",
         "D⁺ (right)",
     ]
+    kinds = (
+        ("validation_accuracy", "average_validation_accuracy"),
+        ("test_accuracy", "average_accuracy"),
+    )
     rows = [head]
     for path in sorted((library.folder / "readings").glob("*/config.toml")):
         config = load_config(path)
@@ -92,16 +97,12 @@ def evidence(library: Library) -> str:
             continue
         ours, theirs = (last_rounds(folder, config.rounds) for folder in (path.parent, usual.folder))
         keys = changed(cell.config.to_dict(), config.to_dict())
-        margins = [f"{100 * (ours[k] - theirs[k]):+.1f}" for k in ("test_accuracy", "average_accuracy")]
-        pairs = [
-            f"{ours[a]:.1%} / {ours[b]:.1%}"
-            for a, b in (
-                ("validation_accuracy", "average_validation_accuracy"),
-                ("test_accuracy", "average_accuracy"),
-            )
-        ]
+        pairs = []
+        for kind in kinds:
+            pairs.append(" / ".join(f"{ours[key]:.1%}" for key in kind))
+            pairs.append(" / ".join(f"{100 * (ours[key] - theirs[key]):+.1f}" for key in kind))
         size = f"{ours['positive']:,.0f} ({ours['positive_correct']:.1%})" if ours["positive"] else "0"
-        rows.append([keys, str(config.seed), str(config.rounds), *pairs, " / ".join(margins), size])
+        rows.append([keys, str(config.seed), str(config.rounds), *pairs, size])
     return markdown(rows)
 
 

@@ -17,6 +17,7 @@ class FedAvgSL(FedAvg):
     """No options of its own."""
 
     needs_client_labels: ClassVar[bool] = True
+    strong_views: ClassVar[bool] = False
 
     def server_round(self, round: Round, state: Packet, server: Site) -> tuple[Packet, dict[int, Packet]]:
         request = Packet({"model": state.tensors["average"]}, {"t": round.t, "train": True})

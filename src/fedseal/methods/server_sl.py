@@ -5,6 +5,7 @@ Without augmentation ("Server-SL w/o DA" in the paper's CIFAR-10 table) it is th
 """
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from fedseal import weights
 from fedseal.core import Method, Packet, Round, Site
@@ -13,6 +14,9 @@ from fedseal.learn import train_supervised
 
 class ServerSL(Method):
     """No client is asked for anything."""
+
+    asks_clients: ClassVar[bool] = False
+    strong_views: ClassVar[bool] = False
 
     def start(self, server: Site) -> Packet:
         return Packet({"model": weights.save(server.model)})
