@@ -80,7 +80,8 @@ class FedMatch(Method):
         def loss(model: nn.Module, plain: Tensor, strong: Tensor, helped: Tensor) -> Tensor:
             own = dict(model.named_parameters())
             total = self.regularisation(own, held)
-            logits = model(plain)
+            with torch.set_grad_enabled(bool(helpers)):  # without helpers, no gradient comes from this view
+                logits = model(plain)
             sure = logits.softmax(dim=1).amax(dim=1) >= self.threshold
             if sure.any():
                 labels = agreed_labels(logits[sure], helped[sure])
