@@ -37,6 +37,13 @@ def test_help_of_the_program_has_a_first_run(fedseal: Command) -> None:
     assert all(command in answer.out for command in ("train", "predict", "data"))
 
 
+def test_help_and_flowers_own_processes_do_without_pytorch() -> None:
+    """It takes seconds to load, and hundreds of megabytes."""
+    code = "import fedseal.cli, fedseal.engines.flower_program, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_usage_errors_are_code_2(fedseal: Command) -> None:
     for words in (["trian"], ["train", "--rounds", "3"], ["predict"], ["train", "--seed", "x"]):
         answer = fedseal(*words)

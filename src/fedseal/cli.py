@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
@@ -15,14 +15,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedseal import api, cli_deploy, cli_reproduce
-from fedseal.config import assignment, load_config, presets
-from fedseal.data import cache, sources
-from fedseal.data.pool import Federation
+from fedseal import cli_deploy, cli_reproduce
 from fedseal.errors import UserError
-from fedseal.model_file import load
+from fedseal.later import Later
 from fedseal.processes import end_with_parent
-from fedseal.report import MODELS
+
+if TYPE_CHECKING:
+    from fedseal import api, model_file
+    from fedseal import config as configs
+    from fedseal import report as reports
+    from fedseal.data import cache, sources
+    from fedseal.data.pool import Federation
+else:
+    api, model_file, configs, reports = map(Later, ("api", "model_file", "config", "report"))
+    cache, sources = map(Later, ("data.cache", "data.sources"))
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -79,14 +85,14 @@ def train(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")] = False,
 ) -> None:
     """Train a preset or a configuration file; leaves a run folder with model, numbers and checkpoint."""
-    changes = dict(assignment(text) for text in set_ or [])
+    changes = dict(configs.assignment(text) for text in set_ or [])
     if seed is not None:
         changes["seed"] = seed
     if workers is not None:
         changes["engine.workers"] = workers
     if engine is not None:
         changes["engine.name"] = engine
-    config = load_config(source, changes)
+    config = configs.load_config(source, changes)
     folder = out or Path("runs") / f"{Path(source).stem}-seed{config.seed}"
     talk = Console(quiet=quiet, highlight=False)
     try:
@@ -109,7 +115,7 @@ def train(
     _show_result(talk, result, compared)
 
 
-def _show_result(talk: Console, result: api.Result, compared: api.Result | None) -> None:
+def _show_result(talk: Console, result: "api.Result", compared: "api.Result | None") -> None:
     """The accuracy, and Server-SL's beside it: after as many rounds, and after as many supervised epochs."""
     rounds, measured = result.summary["rounds"], "test" if "test_accuracy" in result.summary else "validation"
     table = Table("", f"{measured} accuracy", "margin", box=None, header_style="bold")
@@ -124,9 +130,9 @@ def _show_result(talk: Console, result: api.Result, compared: api.Result | None)
     talk.print()
     talk.print(table)
     labels, seconds = result.summary["labels"], result.summary["seconds"]
+    judged = reports.MODELS[result.summary["evaluate"]]
     talk.print(
-        f"accuracy is that of {MODELS[result.summary['evaluate']]}, mean of the last {api.LAST} rounds;"
-        f" {labels['total']} labels used"
+        f"accuracy is that of {judged}, mean of the last {api.LAST} rounds; {labels['total']} labels used"
         f" ({labels['training']} to train on, {labels['validation']} for validation); {seconds:.0f} s"
     )
     talk.print(f"run folder: {escape(str(result.folder))}", soft_wrap=True)
@@ -137,7 +143,7 @@ def _show_result(talk: Console, result: api.Result, compared: api.Result | None)
 def list_presets() -> None:
     """List the built-in configurations."""
     table = Table(box=None, show_header=False)
-    for name, title in presets().items():
+    for name, title in configs.presets().items():
         table.add_row(f"[bold]{name}[/]", escape(title))
     console.print(table)
 
@@ -145,7 +151,7 @@ def list_presets() -> None:
 @app.command(epilog="Example:  fedseal show fmnist-lenet > mine.toml")
 def show(preset: str) -> None:
     """Print a preset with every key and its default, ready to be edited."""
-    typer.echo(load_config(preset).to_toml(), nl=False)
+    typer.echo(configs.load_config(preset).to_toml(), nl=False)
 
 
 @app.command(epilog="Example:  fedseal evaluate runs/demo")
@@ -177,7 +183,7 @@ def predict(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...")],
 ) -> None:
     """Say the class, and how sure the model is, for image files of your own."""
-    for path, (name, confidence) in zip(images, load(run).predict(images), strict=True):
+    for path, (name, confidence) in zip(images, model_file.load(run).predict(images), strict=True):
         console.print(f"{escape(str(path))}  [bold]{escape(name)}[/]  {confidence:.1%}", soft_wrap=True)
 
 
@@ -217,7 +223,7 @@ def data_show(
     ] = None,
 ) -> None:
     """Show who has what: counts, and a picture of the clients' class mix."""
-    config = load_config(source, dict(assignment(text) for text in set_ or []))
+    config = configs.load_config(source, dict(configs.assignment(text) for text in set_ or []))
     federation = api.deal(config.data, config.seed, quiet=False)
     console.print(
         f"labelled {len(federation.labelled):,} · validation {len(federation.validation):,} · "
@@ -231,7 +237,7 @@ def data_show(
         console.print(f"picture: {escape(str(picture))}", soft_wrap=True)
 
 
-def _draw_mix(federation: Federation, picture: Path) -> None:
+def _draw_mix(federation: "Federation", picture: Path) -> None:
     from fedseal.plots import class_mix  # matplotlib takes a second to load
 
     if not _classes_known(federation):
@@ -243,11 +249,11 @@ def _draw_mix(federation: Federation, picture: Path) -> None:
         raise UserError(f"Cannot draw {picture} ({reason}): choose another --picture.") from error
 
 
-def _classes_known(federation: Federation) -> bool:
+def _classes_known(federation: "Federation") -> bool:
     return all((federation.pool.labels[rows] >= 0).all() for rows in federation.clients)
 
 
-def _show_mix(federation: Federation) -> None:
+def _show_mix(federation: "Federation") -> None:
     """A row a client, a bar a class; own folders have no known classes."""
     pool, most = federation.pool, 20
     if not _classes_known(federation):

@@ -5,13 +5,18 @@ import signal
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from fedseal.config import assignment, load_config
 from fedseal.errors import UserError
+from fedseal.later import Later
+
+if TYPE_CHECKING:
+    from fedseal import config as configs
+else:
+    configs = Later("config")
 
 keys_app = typer.Typer(
     no_args_is_help=True,
@@ -93,7 +98,7 @@ def serve(
     number = len(names) if clients is None else clients
     if number > len(names):
         raise UserError(f"--clients is {number}, but there are {len(names)}: {', '.join(names)}.")
-    config = load_config(source, dict(assignment(text) for text in set_ or []))
+    config = configs.load_config(source, dict(configs.assignment(text) for text in set_ or []))
     folder = out or Path("runs") / f"{Path(source).stem}-seed{config.seed}"
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends in order, as with Ctrl-C
     result = deploy.serve(

@@ -1,7 +1,7 @@
 """The command line of the paper's tables and figures."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import progress as bars
@@ -9,9 +9,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from fedseal import reproduce as lib
 from fedseal.errors import UserError
-from fedseal.machine import cores
+from fedseal.later import Later
+
+if TYPE_CHECKING:
+    from fedseal import machine
+    from fedseal import reproduce as lib
+else:
+    lib, machine = map(Later, ("reproduce", "machine"))
 
 console = Console(highlight=False)
 
@@ -74,7 +79,7 @@ def reproduce(
         raise UserError(f"{len(failed)} cells failed; {first}: {failed[first]}")
 
 
-def _run(cells: list[lib.Cell], library: lib.Library, work: Path, jobs: int) -> dict[str, str]:
+def _run(cells: "list[lib.Cell]", library: "lib.Library", work: Path, jobs: int) -> dict[str, str]:
     failed: dict[str, str] = {}
     columns = (
         bars.TextColumn("{task.description}"),
@@ -85,14 +90,14 @@ def _run(cells: list[lib.Cell], library: lib.Library, work: Path, jobs: int) -> 
     )
     with bars.Progress(*columns, console=console, transient=True, speed_estimate_period=3600) as bar:
         task = bar.add_task("starting", total=None)
-        for state in lib.run_cells(cells, library, work, min(jobs, cores())):
+        for state in lib.run_cells(cells, library, work, min(jobs, machine.cores())):
             names = ", ".join(state.running)
             bar.update(task, completed=state.done, total=state.total, description=escape(names))
             failed = dict(state.failed)
     return failed
 
 
-def _show(table: lib.Table, library: lib.Library, seeds: int, scale: lib.Scale) -> None:
+def _show(table: "lib.Table", library: "lib.Library", seeds: int, scale: "lib.Scale") -> None:
     measured = lib.measure(table, library, seeds, scale)
     mark = "" if scale == "paper" else f", {scale.upper()} SCALE: not comparable with the paper's numbers"
     console.print(
@@ -117,7 +122,7 @@ def _grid(title: str, rows: dict[str, dict[str, str]]) -> Grid:
     return grid
 
 
-def _list(library: lib.Library, seeds: int, scale: lib.Scale) -> None:
+def _list(library: "lib.Library", seeds: int, scale: "lib.Scale") -> None:
     grid = Grid("name", "what", "cells run", "time left", box=None, header_style="bold")
     for table in lib.tables().values():
         cells = table.cells(seeds, scale)
