@@ -289,14 +289,14 @@ def margin(method: Measured, low: Measured) -> str:
 def gap_recovered(method: Measured, low: Measured, high: Measured) -> str:
     """(method − Server-SL)/(FedAvg-SL − Server-SL): how much of what labels would gain is gained without.
 
-    The mean over the seeds that all three have, and how many that are; (the paper's).
+    Means over the seeds that all three have, and how many that are; (the paper's).
     """
     common = [seed for seed in method.ours if seed in low.ours and seed in high.ours]
-    ours = [(method.ours[s] - low.ours[s]) / (high.ours[s] - low.ours[s]) for s in common]
+    gained, gap = (sum(one.ours[s] - low.ours[s] for s in common) for one in (method, high))
     paper = "–"
     if method.paper is not None and low.paper is not None and high.paper is not None:
         paper = f"{(method.paper - low.paper) / (high.paper - low.paper):.0%}"
-    return f"{mean(ours):.0%} over {len(ours)} seed(s) ({paper})" if ours else f"– ({paper})"
+    return f"{gained / gap:.0%} over {len(common)} seed(s) ({paper})" if gap > 0 else f"– ({paper})"
 
 
 def readings(measured: Mapping[str, Mapping[str, Measured]]) -> dict[str, dict[str, str]]:
