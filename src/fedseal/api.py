@@ -50,12 +50,12 @@ class Result:
         """Mean over the last ten rounds on the test set, or on validation where there is no test set."""
         return self.accuracy_after(self.summary["rounds"])
 
-    def accuracy_after(self, t: int) -> float:
-        """The same as if the run had ended after t rounds."""
+    def accuracy_after(self, t: int, judged: str = "") -> float:
+        """The same as if the run had ended after t rounds, or been judged by the other model ("average")."""
         events = [
             e for e in read_events(self.folder / "events.jsonl") if e["event"] == "round" and e["t"] <= t
         ]
-        measured = accuracies(events, self.summary["evaluate"])
+        measured = accuracies(events, judged or self.summary["evaluate"])
         return float(measured.get("test_accuracy", measured["validation_accuracy"])["mean_last_10"])
 
 

@@ -135,10 +135,10 @@ class Library:
         runs = self.runs.get(cell.config.fingerprint(ignore=["rounds"]), [])
         return next((run for run in runs if run.summary["rounds"] >= cell.config.rounds), None)
 
-    def accuracy(self, cell: Cell) -> float | None:
-        """Mean of the last ten rounds, in per cent."""
+    def accuracy(self, cell: Cell, judged: str = "") -> float | None:
+        """Mean of the last ten rounds, in per cent, of the model that the run is judged by or of another."""
         found = self.find(cell)
-        return None if found is None else 100 * found.accuracy_after(cell.config.rounds)
+        return None if found is None else 100 * found.accuracy_after(cell.config.rounds, judged)
 
     def keep(self, cell: Cell, run: Path) -> Result:
         """Takes a finished run in, whole or not at all."""
@@ -267,12 +267,14 @@ class Measured:
         return f"{mean(values):.2f}{spread} ({paper})"
 
 
-def measure(table: Table, library: Library, seeds: int, scale: Scale) -> dict[str, dict[str, Measured]]:
-    """Rows of columns."""
+def measure(
+    table: Table, library: Library, seeds: int, scale: Scale, judged: str = ""
+) -> dict[str, dict[str, Measured]]:
+    """Rows of columns; `judged` as for `Library.accuracy`."""
     found: dict[str, dict[str, Measured]] = {}
     for row in table.rows:
         for number, column in enumerate(table.columns):
-            values = {s: library.accuracy(Cell(table, row, column, s, scale)) for s in range(seeds)}
+            values = {s: library.accuracy(Cell(table, row, column, s, scale), judged) for s in range(seeds)}
             ours = {seed: value for seed, value in values.items() if value is not None}
             paper = table.paper[row][number] if row in table.paper else None
             found.setdefault(row, {})[column] = Measured(ours, paper)

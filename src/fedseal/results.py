@@ -8,7 +8,7 @@ or the name of a table of the paper.
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -18,7 +18,7 @@ from fedseal.config import load_config
 from fedseal.errors import UserError
 from fedseal.files import write_atomic
 from fedseal.observers import read_events
-from fedseal.reproduce import Cell, Library, Scale, Table, find_table, measure, readings, tables
+from fedseal.reproduce import Cell, Library, Measured, Scale, Table, find_table, measure, readings, tables
 
 MARKED = re.compile(r"(<!-- results (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MOST = 20  # seeds that are looked for
@@ -126,25 +126,30 @@ def changed(usual: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 
 def comparison(table: Table, library: Library) -> str:
-    """A table of the paper: ours (the paper's), below it margins and gaps; at each scale that was run."""
+    """A table of the paper: ours (the paper's), below it margins and gaps; for both models of a round, and at
+    each scale that was run."""
     parts = []
     scales: tuple[Scale, ...] = ("paper", "reduced")
     for scale in scales:
         measured = measure(table, library, MOST, scale)
-        if not any(place.ours for columns in measured.values() for place in columns.values()):
+        run = [row for row, columns in measured.items() if any(place.ours for place in columns.values())]
+        if set(run) <= {"Server-SL"}:  # whose first rounds serve at any scale
             continue
         if scale == "reduced":
             changes = ", ".join(f"`{key} = {value}`" for key, value in table.reduced.items())
             parts.append(f"**Reduced scale** ({changes}): not comparable with the paper's numbers.")
-        texts = {row: {c: place.text() for c, place in columns.items()} for row, columns in measured.items()}
-        parts.append(
-            markdown([["accuracy, % (paper)", *table.columns], *([r, *c.values()] for r, c in texts.items())])
-        )
-        further = readings(measured)
-        if further:
-            head = ["margin (paper), gap recovered (paper)", *table.columns]
-            parts.append(markdown([head, *([row, *columns.values()] for row, columns in further.items())]))
+        parts += blocks(table, measured, "accuracy of wᵗ, %")
+        parts += blocks(table, measure(table, library, MOST, scale, "average"), "accuracy of w̄, %")
     return "\n\n".join(parts) or "Not run."
+
+
+def blocks(table: Table, measured: Mapping[str, Mapping[str, Measured]], what: str) -> Iterator[str]:
+    """Accuracies, then margins and gaps."""
+    rows = [[row, *(place.text() for place in columns.values())] for row, columns in measured.items()]
+    yield markdown([[f"{what} (paper)", *table.columns], *rows])
+    if further := readings(measured):
+        head = [f"{what}: margin (paper), gap recovered (paper)", *table.columns]
+        yield markdown([head, *([row, *columns.values()] for row, columns in further.items())])
 
 
 def markdown(rows: list[list[str]]) -> str:

@@ -9,8 +9,8 @@ With σ held, a step on ψ is the same step on w = σ + ψ; so w is what is trai
 
 Differs from the original: clients augment by this library's RandAugment; σ's server step augments as
 `server.augment` says (the original: not at all); learning rates, epochs and batches are those of the
-configuration. The original's ‖σ − ψ‖² with its weight of 10 was tuned for 5 plain SGD steps a round; with
-momentum and many steps it pulls ψ nearly onto σ. As in the original's code, helpers serve in the round that
+configuration. Its weights of 10, on the server's loss and on ‖σ − ψ‖², are made for plain SGD and one epoch a
+round: with a momentum of 0.9 they are a hundred times the learning rate, and it does not learn. As in the original's code, helpers serve in the round that
 they are sent in alone. Networks with BatchNorm are refused.
 """
 
