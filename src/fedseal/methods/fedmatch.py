@@ -8,10 +8,10 @@ one fixed image of noise.
 With σ held, a step on ψ is the same step on w = σ + ψ; so w is what is trained, and ψ = w − σ.
 
 Differs from the original: clients augment by this library's RandAugment; σ's server step augments as
-`server.augment` says (the original: not at all); learning rates, momentum, epochs and batches are those of the
-configuration. The weights of 10, on the server's loss and on ‖σ − ψ‖², are made for the original's plain SGD
-and single epochs: with a momentum of 0.9 a step is a hundred times the learning rate, and the accuracy was seen
-to go from 50 to 2 per cent and back within the first ten rounds, so set both momenta to 0. As in the
+`server.augment` says (the original: not at all); learning rates, momentum, epochs and batches are those of
+the configuration. The weights of 10, on the server's loss and on ‖σ − ψ‖², are made for the original's plain
+SGD and single epochs: with a momentum of 0.9 a step is a hundred times the learning rate, and accuracy was
+seen to go from 50 to 2 per cent and back within the first ten rounds, so set both momenta to 0. As in the
 original's code, helpers serve in the round that they are sent in alone. Networks with BatchNorm are refused.
 """
 
