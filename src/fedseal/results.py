@@ -18,7 +18,18 @@ from fedseal.config import load_config
 from fedseal.errors import UserError
 from fedseal.files import write_atomic
 from fedseal.observers import read_events
-from fedseal.reproduce import Cell, Library, Measured, Scale, Table, find_table, measure, readings, tables
+from fedseal.reproduce import (
+    Cell,
+    Library,
+    Measured,
+    Scale,
+    Table,
+    find_table,
+    folder_name,
+    measure,
+    readings,
+    tables,
+)
 
 MARKED = re.compile(r"(<!-- results (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MOST = 20  # seeds that are looked for
@@ -65,10 +76,17 @@ def state(library: Library) -> str:
         counts = []
         for scale in ("paper", "reduced"):
             cells = table.cells(1, scale)
-            done = sum(library.find(cell) is not None for cell in cells)
+            done = (
+                sum(library.find(cell) is not None for cell in cells) if begun(table, scale, library) else 0
+            )
             counts.append(f"{done} of {len(cells)}" if done else "not run")
         rows.append([f"`{table.name}`", table.title, *counts])
     return markdown(rows)
+
+
+def begun(table: Table, scale: Scale, library: Library) -> bool:
+    """False if a reduced table has no run of its own, even where some of the paper's scale would serve."""
+    return scale == "paper" or (library.folder / folder_name(table, scale)).is_dir()
 
 
 def evidence(library: Library) -> str:
@@ -131,9 +149,8 @@ def comparison(table: Table, library: Library) -> str:
     parts = []
     scales: tuple[Scale, ...] = ("paper", "reduced")
     for scale in scales:
-        measured = measure(table, library, MOST, scale)
-        run = [row for row, columns in measured.items() if any(place.ours for place in columns.values())]
-        if set(run) <= {"Server-SL"}:  # whose first rounds serve at any scale
+        measured = measure(table, library, MOST, scale) if begun(table, scale, library) else {}
+        if not any(place.ours for columns in measured.values() for place in columns.values()):
             continue
         if scale == "reduced":
             changes = ", ".join(f"`{key} = {value}`" for key, value in table.reduced.items())
