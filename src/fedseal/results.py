@@ -149,7 +149,7 @@ def comparison(table: Table, library: Library) -> str:
     parts = []
     scales: tuple[Scale, ...] = ("paper", "reduced")
     for scale in scales:
-        measured = measure(table, library, MOST, scale) if begun(table, scale, library) else {}
+        measured = measure(table, library, MOST, scale, "model") if begun(table, scale, library) else {}
         if not any(place.ours for columns in measured.values() for place in columns.values()):
             continue
         if scale == "reduced":

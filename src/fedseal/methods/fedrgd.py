@@ -8,8 +8,8 @@ more than one client does: S/(K + S) of the whole for K clients in S equal group
 Differs from the original: learning rates, epochs and batches are those of the configuration, as for every
 method here. The original multiplies the learning rate by the models in a group, to make up for the averaging,
 and averages every 16 steps: set `server.lr` and `client.lr` that much higher, and few epochs. With FedSEAL's
-learning rate and five epochs it was seen to reach 59 per cent in 56 rounds, and then to give one class to
-every image: the server, a part of the average, cannot repair what clients learn in many steps.
+learning rate and five epochs it was seen to reach 59 per cent in 56 rounds, and then to fall to 20;
+`docs/results.md` has what few steps did.
 GroupNorm is a setting of the network (`model.norm = "group"`); networks with BatchNorm are refused, LeNet has
 neither. The "non-IID" of the FedRGD paper's tables is one class a client, so that its numbers (which the
 FedSEAL paper quotes) are not like for like with a Dirichlet split.
