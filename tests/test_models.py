@@ -64,6 +64,12 @@ def test_lenet_parameters(channels: int, size: int, expected: int) -> None:
     assert parameters(make(channels, size, name="lenet")) == expected
 
 
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_a_normalisation_gives_lenet_a_scale_and_a_shift_for_each_channel(norm: str) -> None:
+    """2·(6 + 16) = 44 more than 61,706."""
+    assert parameters(make(1, 28, name="lenet", norm=norm)) == 61_750
+
+
 @pytest.mark.parametrize(
     ("norm", "expected"), [("none", 6_568_640), ("batch", 6_573_120), ("group", 6_573_120)]
 )
@@ -122,12 +128,13 @@ def test_integer_buffers_are_batch_norms_alone() -> None:
 
 
 def test_group_norm_has_32_groups_where_the_width_allows() -> None:
-    def groups(width: int) -> list[int]:
-        modules = make(name="resnet9", width=width, norm="group").modules()
+    def groups(**model: object) -> list[int]:
+        modules = make(**model, norm="group").modules()
         return [m.num_groups for m in modules if isinstance(m, nn.GroupNorm)]
 
-    assert groups(64) == [32] * 8
-    assert groups(4) == [4, 8, 8, 8, 16, 32, 32, 32]
+    assert groups(name="resnet9", width=64) == [32] * 8
+    assert groups(name="resnet9", width=4) == [4, 8, 8, 8, 16, 32, 32, 32]
+    assert groups(name="lenet") == [2, 16]  # of 6 and 16 channels
 
 
 # ------------------------------------------------------------------ shapes
@@ -139,6 +146,7 @@ def test_group_norm_has_32_groups_where_the_width_allows() -> None:
         (1, 12, 4, {"name": "lenet"}),
         (1, 28, 10, {"name": "lenet"}),
         (3, 33, 7, {"name": "lenet"}),
+        (1, 28, 10, {"name": "lenet", "norm": "group"}),
         (3, 64, 5, {"name": "resnet9", "width": 4}),
         (1, 28, 10, {"name": "resnet18", "width": 4}),
         (1, 28, 3, {"name": "resnet18", "width": 4, "stem": "large", "norm": "group"}),
@@ -235,15 +243,16 @@ def test_basic_block_of_zeros_is_the_identity_or_its_shortcut() -> None:
         assert torch.equal(wider(x), relu(shortcut))
 
 
-def test_lenet_with_relu_before_the_pool_is_the_same_function() -> None:
-    network = make(1, 28, name="lenet")
+@pytest.mark.parametrize("norm", ["none", "group"])
+def test_lenet_with_relu_before_the_pool_is_the_same_function(norm: str) -> None:
+    network = make(1, 28, name="lenet", norm=norm)
     lenet = network.body
     assert isinstance(lenet, LeNet)
     with torch.no_grad():
         images = pictures(8, 1, 28)
         x = (images - 100.0) / 50.0
-        x = max_pool2d(relu(lenet.conv1(x)), 2)
-        x = max_pool2d(relu(lenet.conv2(x)), 2).flatten(1)
+        x = max_pool2d(relu(lenet.norm1(lenet.conv1(x))), 2)
+        x = max_pool2d(relu(lenet.norm2(lenet.conv2(x))), 2).flatten(1)
         expected = lenet.fc3(relu(lenet.fc2(relu(lenet.fc1(x)))))
         torch.testing.assert_close(network(images), expected)
 

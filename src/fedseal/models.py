@@ -22,7 +22,7 @@ class ModelSettings(Settings):
     """The `[model]` section."""
 
     name: Literal["lenet", "resnet9", "resnet18"] = Field("lenet", description="the network")
-    norm: Norm = Field("none", description="normalisation in the ResNets: none, batch or group")
+    norm: Norm = Field("none", description="normalisation after convolutions: none, batch or group")
     width: int = Field(64, ge=4, multiple_of=4, description="channels of a ResNet's first layer")
     stem: Literal["small", "large"] = Field(
         "small", description="ResNet-18's first layer: 3×3 stride 1, or 7×7 stride 2 with max-pool"
@@ -53,7 +53,7 @@ class LeNet(nn.Module):
     ReLU comes after the pool: the same function, a quarter of the work.
     """
 
-    def __init__(self, channels: int, size: int, classes: int) -> None:
+    def __init__(self, channels: int, size: int, classes: int, norm: Norm) -> None:
         super().__init__()
         padding = 2 if size <= 28 else 0  # 28×28 is padded to the 32×32 the network was made for
         side = ((size + 2 * padding - 4) // 2 - 4) // 2
@@ -61,14 +61,15 @@ class LeNet(nn.Module):
             raise UserError(f"LeNet needs images of at least 12×12, not {size}×{size}: raise data.size.")
         self.conv1 = nn.Conv2d(channels, 6, 5, padding=padding)
         self.conv2 = nn.Conv2d(6, 16, 5)
+        self.norm1, self.norm2 = _norm(norm, 6), _norm(norm, 16)
         self.pool = nn.MaxPool2d(2)
         self.fc1 = nn.Linear(16 * side * side, 120)
         self.fc2 = nn.Linear(120, 84)
         self.fc3 = nn.Linear(84, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = relu(self.pool(self.conv1(x)))
-        x = relu(self.pool(self.conv2(x))).flatten(1)
+        x = relu(self.pool(self.norm1(self.conv1(x))))
+        x = relu(self.pool(self.norm2(self.conv2(x)))).flatten(1)
         logits: Tensor = self.fc3(relu(self.fc2(relu(self.fc1(x)))))
         return logits
 
@@ -77,7 +78,7 @@ def _norm(kind: Norm, channels: int) -> nn.Module:
     if kind == "batch":
         return nn.BatchNorm2d(channels)
     if kind == "group":  # 32 groups as in FedRGD, fewer where the network is narrower
-        return nn.GroupNorm(next(g for g in (32, 16, 8, 4) if channels % g == 0), channels)
+        return nn.GroupNorm(next(g for g in (32, 16, 8, 4, 2) if channels % g == 0), channels)
     return nn.Identity()
 
 
@@ -173,7 +174,7 @@ def build(
         body: nn.Module
         match settings.name:
             case "lenet":
-                body = LeNet(channels, size, classes)
+                body = LeNet(channels, size, classes, settings.norm)
             case "resnet9":
                 body = ResNet9(channels, size, classes, settings.norm, settings.width)
             case "resnet18":
