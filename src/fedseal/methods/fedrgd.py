@@ -5,14 +5,15 @@ Server and clients train side by side from the same global model. The cohort is 
 round; the server's model is averaged with each group, then the groups' averages are. So the server weighs
 more than one client does: S/(K + S) of the whole for K clients in S equal groups.
 
-Differs from the original: learning rates, epochs and batches are those of the configuration, as for every
-method here. The original multiplies the learning rate by the models in a group, to make up for the averaging,
-and averages every 16 steps: set `server.lr` and `client.lr` that much higher, and few epochs. With FedSEAL's
-learning rate and five epochs it was seen to reach 59 per cent in 56 rounds, and then to fall to 20;
-`docs/results.md` has what few steps did.
-GroupNorm is a setting of the network (`model.norm = "group"`); networks with BatchNorm are refused, LeNet has
-neither. The "non-IID" of the FedRGD paper's tables is one class a client, so that its numbers (which the
-FedSEAL paper quotes) are not like for like with a Dirichlet split.
+Differs from the original: groups are dealt anew each round, and everybody starts from the mean of the groups;
+in its code groups are fixed, a group's clients go on from their group's average, and only the server's copies
+from the mean of all. Learning rates, epochs and batches are those of the configuration, as for every method
+here; the original averages every 16 steps and multiplies all learning rates by the models in a group, to make
+up for the averaging. Raise `server.lr` alone: clients that move as fast follow the first class that they are
+sure of, and soon take every image for it (`docs/results.md`).
+GroupNorm is a setting of the network (`model.norm = "group"`); networks with BatchNorm are refused. The
+"non-IID" of the FedRGD paper's tables is one class a client, so that its numbers (which the FedSEAL paper
+quotes) are not like for like with a Dirichlet split.
 """
 
 from collections.abc import Mapping
