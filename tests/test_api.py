@@ -143,6 +143,16 @@ def test_the_baseline_has_the_same_split(tiny: dict[str, Any], tmp_path: Path) -
     assert result.summary["method"] == "server-sl" and "average_accuracy" not in result.summary
 
 
+def test_where_a_run_goes_if_nothing_is_said() -> None:
+    def folder(*source: str, **keys: object) -> str:
+        return str(api.run_folder("demo", load_config("demo", keys), *source))
+
+    assert folder(seed=3) == "runs/demo-seed3" and folder("-served") == "runs/demo-served-seed0"
+    assert folder(method="semifl") == "runs/demo-semifl-seed0"
+    config = load_config("demo", {"method": "server-sl"})
+    assert str(api.run_folder(config, config)) == "runs/server-sl-seed0"
+
+
 def test_mistakes_in_a_call_are_named(tiny: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"unknown key 'round' \(did you mean 'rounds'\?\)"):
         fedseal.train("demo", round=3)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,17 @@ def test_show_prints_what_runs(fedseal: Command, name: str) -> None:
     answer = fedseal("show", name)
     assert answer.code == 0
     assert parse(tomllib.loads(answer.out), "shown") == load_config(name)
+
+
+def test_show_says_what_keys_mean(fedseal: Command) -> None:
+    out = fedseal("show", "demo", "--set", "method=semifl").out
+    assert 'method = "semifl"  # the method: fedseal, ' in out
+    assert "\n# flip =  # mirror images; left out: as fits the data set (not digits)\n" in out
+    assert "\n[semifl]\n" in out and "# confidence from which a pseudo-label counts\n" in out
+
+
+def test_version(fedseal: Command) -> None:
+    assert fedseal("--version").out == f"fedseal {version('fedseal')}\n"
 
 
 def test_data_list(fedseal: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

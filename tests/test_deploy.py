@@ -267,7 +267,7 @@ def test_without_tls_and_keys_where_it_is_said(crew: Crew, images: Path) -> None
     clients = [
         crew.start(
             *("join", f"127.0.0.1:{crew.port}", "--insecure", "--name", name),
-            *("--images", images / "clients" / name, "--memory", crew.folder / "memory" / name),
+            *("--images", images / "clients" / name, "--memory", crew.folder / "memory"),  # one for all
         )
         for name in NAMES
     ]
@@ -322,9 +322,13 @@ def test_mistakes_of_the_server_are_named(small: tuple[str, ...], fedseal: Comma
     fedseal(*small, "--keys", tmp_path / "none").refuses("has no client's key")
     fedseal(*safe, "--clients", 2).refuses("--clients is 2, but there are 1")
     fedseal(*safe, "--host", "10.9.8.7").refuses("not for 10.9.8.7", "--host 10.9.8.7")
+    fedseal(*safe, "--set", "method=fedavg-sl").refuses("fedavg-sl needs the clients' labels")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        fedseal(*safe, "--resume", "--port", port).refuses(f"Cannot listen on 127.0.0.1:{port}")
+        fedseal(*safe, "--port", port).refuses(f"Cannot listen on 127.0.0.1:{port}")
+    (tmp_path / "keys" / "server.key").write_text("nonsense")
+    fedseal(*safe).refuses("server.key", "is damaged: restore it")
+    assert not (tmp_path / "run").exists()
 
 
 def test_mistakes_of_a_client_are_named(fedseal: Command, tmp_path: Path) -> None:

@@ -54,6 +54,19 @@ def test_a_damaged_memory_is_named_and_begun_afresh(
     assert "run is damaged" in caplog.text
 
 
+def test_a_memory_that_cannot_be_read_just_now_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with pytest.raises(IsADirectoryError):
+        Memory(tmp_path / "run").read(pictures(1))
+
+
+def test_a_memory_without_rows_comes_back_as_it_was(tmp_path: Path) -> None:
+    memory, plain = Memory(tmp_path / "run"), Packet({"bias": {"b": torch.ones(2)}}, {"t": 3})
+    memory.write(plain, pictures(1, 2))
+    packet, known = memory.read(pictures(1, 2))
+    assert packet.to_bytes() == plain.to_bytes() and known.all()
+
+
 def test_a_memory_of_the_local_engine_is_taken_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "0").write_bytes(remembered(0.1, 0.2).to_bytes())
     packet, known = Memory(tmp_path / "0").read(pictures(1, 2))

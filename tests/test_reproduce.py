@@ -134,6 +134,24 @@ def test_what_serves_for_a_cell(here: Path) -> None:
         assert (lib.Library(here / "results").find(cell) is not None) == serves
 
 
+@pytest.mark.parametrize("name", lib.tables())
+def test_threads_that_a_run_settled_do_not_hide_it(name: str) -> None:
+    cell = lib.find_table(name).cells(1, "paper")[0]
+    assert lib.identity(cell.config.with_threads(7)) == lib.identity(cell.config)
+    assert lib.identity(cell.config.model_copy(update={"seed": 9})) != lib.identity(cell.config)
+
+
+def test_what_was_left_by_a_kill_is_passed_over_and_damage_is_named(here: Path) -> None:
+    results = here / "results"
+    (results / ".new").mkdir(parents=True)
+    (results / ".new" / "summary.json").write_text("{")
+    assert lib.Library(results).runs == {}
+    (results / "cell").mkdir()
+    (results / "cell" / "summary.json").write_text("{")
+    with pytest.raises(UserError, match=r"cell/summary.json is damaged: delete its folder"):
+        lib.Library(results)
+
+
 def test_a_cell_that_fails_is_named_and_the_others_go_on(here: Path) -> None:
     table = lib.find_table("figure-theta")
     rows: dict[str, Any] = {"bad": {"model.name": "resnet9"}, "good": {"method": "server-sl"}}

@@ -122,4 +122,10 @@ def test_what_makes_a_reply_unusable() -> None:
     assert "types" in unusable(reply(w=torch.ones(2).double(), n=torch.tensor(5)), sent)
     assert "names" in unusable(reply(w=torch.ones(2)), sent)
     assert "no model" in unusable(Packet(), sent)
+    good = reply(w=torch.ones(2), n=torch.tensor(5)).tensors
+    assert unusable(Packet(good, {"t": 1, "positive": 5, "share": 0.5}), sent) == ""
+    for name in ("test_accuracy", "positive_correct", "event", "bytes_up"):
+        assert f"counts '{name}'" in unusable(Packet(good, {"t": 1, name: 1}), sent)
+    for number in (-1, 2**53, 10**400):
+        assert "'positive' is no number" in unusable(Packet(good, {"positive": number}), sent)
     assert unusable(Packet(), Packet(scalars={"train": False})) == ""

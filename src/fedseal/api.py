@@ -74,13 +74,24 @@ def train(
     """
     changes = {**(set or {}), **overrides}
     if isinstance(source, Config):
-        config, name = source, source.method
+        config = source
         if changes:
             raise UserError("A Config is taken as it is: change it before, or give a preset's name.")
     else:
-        config, name = load_config(source, changes), Path(source).stem
-    folder = Path(out) if out else Path("runs") / f"{name}-seed{config.seed}"
+        config = load_config(source, changes)
+    folder = Path(out) if out else run_folder(source, config)
     return run(config, folder, resume=resume, console=Console(quiet=quiet))
+
+
+def run_folder(source: str | os.PathLike[str] | Config, config: Config, suffix: str = "") -> Path:
+    """Where a run goes if nothing is said: called after the preset, and the method if it is another."""
+    method = section(config.method)
+    if isinstance(source, Config):
+        name = method
+    else:
+        same = load_config(source).method == config.method
+        name = Path(source).stem if same else f"{Path(source).stem}-{method}"
+    return Path("runs") / f"{name}{suffix}-seed{config.seed}"
 
 
 def run(
@@ -163,7 +174,9 @@ def engine_of(config: Config) -> StartEngine:
     try:
         from fedseal.engines.flower_server import simulate
     except ImportError as error:
-        raise UserError("The Flower engine is not installed: pip install 'fedseal[flower]'.") from error
+        raise UserError(
+            "The Flower engine is not installed: install fedseal with its extra 'flower'."
+        ) from error
     return simulate
 
 
@@ -172,9 +185,12 @@ def claim(folder: Path, config: Config, resume: bool) -> Config:
 
     Gives the configuration with the server's threads settled: those of the begun run, or one per core.
     """
-    there = folder / "config.toml"
+    there, saved = folder / "config.toml", folder / "checkpoint"
+    begun = any(path.exists() for path in (folder / "events.jsonl", saved / "state.safetensors"))
     try:
         if not folder.exists() or not any(folder.iterdir()):
+            return config.with_threads(cores())
+        if not begun and (saved / "lock").exists():  # of a start that came to nothing
             return config.with_threads(cores())
     except OSError as error:
         raise UserError(
@@ -186,9 +202,9 @@ def claim(folder: Path, config: Config, resume: bool) -> Config:
         raise UserError(
             f"{folder} holds a run already: add --resume to go on with it, or choose another --out."
         )
-    begun = load_config(there)
-    config = config.with_threads(begun.server.threads)
-    if begun.fingerprint(ignore=["rounds"]) != config.fingerprint(ignore=["rounds"]):
+    former = load_config(there)
+    config = config.with_threads(former.server.threads)
+    if former.fingerprint(ignore=["rounds"]) != config.fingerprint(ignore=["rounds"]):
         raise UserError(
             f"{folder} holds a run of another configuration: resume it with {there}, or choose another --out."
         )
@@ -224,6 +240,9 @@ def check(config: Config, federation: Federation) -> None:
         raise UserError(
             f"cohort is {config.cohort}, but there are {clients} clients: lower it, or 0 for all."
         )
+    truth = federation.pool.labels
+    if config.chosen().needs_client_labels and any((truth[rows] < 0).any() for rows in federation.clients):
+        raise UserError(f"{config.method} needs the labels of the clients' images, which have none here.")
     if not len(federation.validation):
         raise UserError("data.validation is 0, but thresholds and reports need some images: raise it.")
     side = min(federation.pool.pixels.shape[2:])
@@ -368,4 +387,4 @@ def baseline(config: Config) -> Config:
     rounds = config.rounds + -(-before // max(config.server.epochs, 1))
     own = {section(config.method)} - METHODS.keys()
     raw = {k: v for k, v in config.to_dict().items() if k not in own}
-    return parse(raw | {"method": "server-sl", "rounds": rounds}, "baseline")
+    return parse(raw | {"method": "server-sl", "rounds": rounds, "evaluate_every": 1}, "baseline")

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,15 +49,26 @@ data_app = typer.Typer(
     epilog="Example:  fedseal data list",
 )
 app.add_typer(data_app, name="data")
-cli_deploy.add_to(app)
-app.command(epilog="Example:  fedseal reproduce table-fmnist-lenet --seeds 3 --jobs 2")(
-    cli_reproduce.reproduce
-)
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 
 SHADES = " ▁▂▃▄▅▆▇█"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedseal {version('fedseal')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command(epilog="Example:  fedseal train fmnist-lenet --seed 1 --set fedseal.theta=0.05 --out runs/theta")
@@ -69,7 +81,11 @@ def train(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The run's folder; left out: runs/PRESET-seedN.")
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="The run's folder; left out: runs/PRESET-seedN, or with another method PRESET-METHOD-seedN.",
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Decides split, weights and draws.")] = None,
     workers: Annotated[
@@ -93,7 +109,7 @@ def train(
     if engine is not None:
         changes["engine.name"] = engine
     config = configs.load_config(source, changes)
-    folder = out or Path("runs") / f"{Path(source).stem}-seed{config.seed}"
+    folder = out or api.run_folder(source, config)
     talk = Console(quiet=quiet, highlight=False)
     try:
         compared = None
@@ -148,10 +164,16 @@ def list_presets() -> None:
     console.print(table)
 
 
-@app.command(epilog="Example:  fedseal show fmnist-lenet > mine.toml")
-def show(preset: str) -> None:
-    """Print a preset with every key and its default, ready to be edited."""
-    typer.echo(configs.load_config(preset).to_toml(), nl=False)
+@app.command(epilog="Example:  fedseal show fmnist-lenet --set method=semifl > mine.toml")
+def show(
+    preset: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a key.")
+    ] = None,
+) -> None:
+    """Print a preset with every key, its value and its meaning, ready to be edited."""
+    changes = dict(configs.assignment(text) for text in set_ or [])
+    typer.echo(configs.load_config(preset, changes).explained(), nl=False)
 
 
 @app.command(epilog="Example:  fedseal evaluate runs/demo")
@@ -166,7 +188,7 @@ def evaluate(
         console.print(f"{name.replace('_', ' '):22} {value:.2%}")
 
 
-@app.command(epilog="Example:  fedseal report runs/fedseal-seed0 runs/semifl-seed0 --out comparison.html")
+@app.command(epilog="Example:  fedseal report runs/demo-seed0 runs/demo-semifl-seed0 --out comparison.html")
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
     out: Annotated[
@@ -237,6 +259,12 @@ def data_show(
         console.print(f"picture: {escape(str(picture))}", soft_wrap=True)
 
 
+app.command(epilog="Example:  fedseal reproduce table-fmnist-lenet --seeds 3 --jobs 2")(
+    cli_reproduce.reproduce
+)
+cli_deploy.add_to(app)
+
+
 def _draw_mix(federation: "Federation", picture: Path) -> None:
     from fedseal.plots import class_mix  # matplotlib takes a second to load
 
@@ -259,14 +287,14 @@ def _show_mix(federation: "Federation") -> None:
     if not _classes_known(federation):
         for name, rows in zip(federation.names[:most], federation.clients, strict=False):
             console.print(f"{escape(name):>16} {len(rows):6,} images")
-        return
-    console.print("class mix: " + ", ".join(escape(name) for name in pool.classes))
-    for name, rows in zip(federation.names[:most], federation.clients, strict=False):
-        share = np.bincount(pool.labels[rows], minlength=len(pool.classes)) / len(rows)
-        bars = " ".join(
-            SHADES[round(float(s) * (len(SHADES) - 1) + 0.49 * (s > 0))] for s in share.clip(0, 0.99)
-        )
-        console.print(f"{escape(name):>16} {len(rows):6,} images  {bars}")
+    else:
+        console.print("class mix: " + ", ".join(escape(name) for name in pool.classes))
+        for name, rows in zip(federation.names[:most], federation.clients, strict=False):
+            share = np.bincount(pool.labels[rows], minlength=len(pool.classes)) / len(rows)
+            bars = " ".join(
+                SHADES[round(float(s) * (len(SHADES) - 1) + 0.49 * (s > 0))] for s in share.clip(0, 0.99)
+            )
+            console.print(f"{escape(name):>16} {len(rows):6,} images  {bars}")
     if len(federation.clients) > most:
         console.print(f"{'…':>16} and {len(federation.clients) - most:,} more")
 

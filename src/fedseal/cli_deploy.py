@@ -14,9 +14,10 @@ from fedseal.errors import UserError
 from fedseal.later import Later
 
 if TYPE_CHECKING:
+    from fedseal import api
     from fedseal import config as configs
 else:
-    configs = Later("config")
+    api, configs = map(Later, ("api", "config"))
 
 keys_app = typer.Typer(
     no_args_is_help=True,
@@ -68,7 +69,9 @@ def serve(
     clients: Annotated[
         int | None, typer.Option(metavar="N", help="Begin when so many are there; left out: all.", min=1)
     ] = None,
-    wait: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for them.")] = 600,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Give up if they are not there by then.")
+    ] = 600,
     test: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Labelled images to measure with, a folder per class.")
     ] = None,
@@ -78,7 +81,10 @@ def serve(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a key.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="The run's folder.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The run's folder; left out: runs/PRESET-served-seedN."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Without TLS and keys: anybody can take part and listen.")
@@ -99,7 +105,7 @@ def serve(
     if number > len(names):
         raise UserError(f"--clients is {number}, but there are {len(names)}: {', '.join(names)}.")
     config = configs.load_config(source, dict(configs.assignment(text) for text in set_ or []))
-    folder = out or Path("runs") / f"{Path(source).stem}-seed{config.seed}"
+    folder = out or api.run_folder(source, config, "-served")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends in order, as with Ctrl-C
     result = deploy.serve(
         config,
@@ -152,4 +158,4 @@ def _part(name: str) -> ModuleType:
     try:
         return import_module(f"fedseal.{name}")
     except ImportError as error:
-        raise UserError(f"{error.name} is not installed: pip install 'fedseal[flower]'.") from error
+        raise UserError(f"{error.name} is not installed: install fedseal with its extra 'flower'.") from error

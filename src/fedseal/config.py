@@ -99,6 +99,22 @@ class Config(Settings):
         """A file that runs again as it is."""
         return tomli_w.dumps(self.to_dict())
 
+    def explained(self) -> str:
+        """The same file with what each key means behind it; keys that are left out are comments."""
+        lines: list[str] = []
+        model: type[BaseModel] = type(self)
+        for line in self.to_toml().splitlines():
+            key = line.partition(" = ")[0]
+            if line.startswith("["):
+                found = self.options.get(line.strip("[]")) or getattr(self, line.strip("[]"))
+                model = type(found)
+                unset = [name for name in model.model_fields if getattr(found, name) is None]
+                lines += [line, *(f"# {name} =  # {model.model_fields[name].description}" for name in unset)]
+            else:
+                about = model.model_fields[key].description if key in model.model_fields else None
+                lines.append(f"{line}  # {about}" if about else line)
+        return "\n".join(lines) + "\n"
+
     def fingerprint(self, *, ignore: Iterable[str] = ()) -> str:
         """A hash of all that decides the result; other methods' sections and `[engine]` do not."""
         chosen, method = section(self.method), self.chosen()
@@ -127,7 +143,11 @@ def load_config(source: str | os.PathLike[str], overrides: Mapping[str, Any] | N
         _put(raw, key, value)
     if isinstance(raw.get("method"), str):
         raw["method"] = absolute(raw["method"])
-    return parse(raw, str(source))
+    config = parse(raw, str(source))
+    if not config.data.path or config.data.source not in ("folders", "parquet"):
+        return config
+    data = config.data.model_copy(update={"path": str(Path(config.data.path).expanduser().resolve())})
+    return config.model_copy(update={"data": data})  # wherever one is when it is read again
 
 
 def parse(raw: Mapping[str, Any], where: str) -> Config:
@@ -136,12 +156,13 @@ def parse(raw: Mapping[str, Any], where: str) -> Config:
         method = raw.get("method", "fedseal")
         if not isinstance(method, str):
             raise UserError(f"method must be one of {', '.join(METHODS)}, or FILE.py:Class, not {method!r}.")
-        known = [*Config.model_fields, *METHODS]
+        known = [*dict.fromkeys([*Config.model_fields, *METHODS, section(method)])]
+        known.remove("options")
         if section(method) in Config.model_fields:
             raise UserError(f"a method's class cannot be called {section(method)}, as a key is: rename it.")
         for key in raw:
-            if key not in (*known, section(method)) or key == "options":
-                raise UserError(f"unknown key '{key}'{_did_you_mean(key, [*known, section(method)])}.")
+            if key not in known:
+                raise UserError(f"unknown key '{key}'{_did_you_mean(key, known)}.")
         return Config.model_validate(dict(raw))
     except ValidationError as error:
         raise UserError(f"{where}: {explain(error, Config)}") from None

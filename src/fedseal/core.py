@@ -5,7 +5,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -217,6 +217,3 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Ends whatever the engine started."""
-
-
-Json = dict[str, Any]

@@ -150,7 +150,8 @@ class Where:
         """Raises if the port is taken, or the certificate is not for this host."""
         if self.keys and self.host not in ("0.0.0.0", "::", *keys.certified(self.keys)):
             raise UserError(
-                f"The certificate in {self.keys} is not for {self.host}: make keys with --host {self.host}."
+                f"The certificate in {self.keys} is not for {self.host}: make keys in a new folder with"
+                f" 'fedseal keys init NEW --host {self.host}', and give each client its new key."
             )
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
@@ -184,7 +185,7 @@ def connect(sites: Sites, folder: Path, where: Where, number: int, wait: float, 
         roll = Roll(grid, known)
         there = roll.wait(number, wait, lambda n: tell(f"{n} of {number} clients are there"))
         tell(f"the run begins with {', '.join(sorted(there))}")
-        job = job_of(sites, identity(folder / "checkpoint" / "run-id"), data=False)
+        job = job_of(sites, identity(folder / "checkpoint"), data=False)
         deadline = sites.config.engine.deadline
         engine = FlowerEngine(grid, roll, names, job, deadline=deadline, check=link.check, close=stack.close)
         stack.callback(lambda: dismiss(engine) if engine.t == sites.config.rounds else None)
@@ -194,9 +195,10 @@ def connect(sites: Sites, folder: Path, where: Where, number: int, wait: float, 
         raise
 
 
-def identity(path: Path) -> str:
-    """What clients tell this run from others by; the same when it is resumed."""
-    if not path.exists():
+def identity(folder: Path) -> str:
+    """What clients tell this run from others by: the same when it is resumed, not when it starts again."""
+    path = folder / "run-id"
+    if not path.exists() or not (folder / "state.safetensors").exists():
         write_atomic(path, secrets.token_hex(16))
     return path.read_text("utf-8")
 
@@ -289,7 +291,7 @@ class Labels:
         for name, folder in (("validation", self.validation), ("test", self.test)):
             if folder is not None:
                 read[name] = read_labelled(folder, server.classes, size=size, channels=channels)
-        return join("folders", read, server.classes, flips=False)
+        return join("folders", read, server.classes)
 
 
 def serve(
@@ -305,6 +307,9 @@ def serve(
     console: Console,
 ) -> Result:
     """Trains with clients elsewhere, and leaves the run folder that `train` leaves."""
+    where.free()
+    if config.chosen().needs_client_labels:
+        raise UserError(f"{config.method} needs the clients' labels: choose another method, or simulate it.")
     config = with_labels(config, labels.labels)
     federation = split_server(labels.read(config.data), config.data, config.seed, names)
     tell = partial(console.print, markup=False, soft_wrap=True)

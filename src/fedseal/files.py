@@ -54,5 +54,5 @@ def locked(folder: Path) -> Iterator[None]:
 def cannot_write(path: Path, error: OSError) -> UserError:
     """What to tell the user when a file cannot be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return UserError(f"No space left to write {path}: free some and go on with --resume.")
-    return UserError(f"Cannot write {path} ({error.strerror}): choose another folder with --out.")
+        return UserError(f"No space left to write {path}: free some; a run goes on with --resume.")
+    return UserError(f"Cannot write {path} ({error.strerror}): choose another folder.")

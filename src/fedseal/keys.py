@@ -1,6 +1,6 @@
 """The keys of a deployment: a CA, the server's certificate, and a key pair for each client.
 
-DIR/ca.crt, ca.key            whom clients trust; ca.key is not needed again but for `add_client`
+DIR/ca.crt, ca.key            whom clients trust; ca.key is not needed again
 DIR/server.crt, server.key    the server's
 DIR/clients/NAME.pub          a client that may take part; without this file it may not
 DIR/clients/NAME.key          what is given to that client, and to nobody else: its key and ca.crt
@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
     PublicFormat,
+    load_pem_private_key,
     load_ssh_private_key,
     load_ssh_public_key,
 )
@@ -111,9 +112,15 @@ def client_key(file: Path) -> ClientKey:
 
 
 def certified(folder: Path) -> list[str]:
-    """The hosts that the server's certificate is for."""
-    certificate = x509.load_pem_x509_certificate(_read(folder / "server.crt"))
-    sans = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    """The hosts that the server's certificate is for; raises if it, or its key, is no good."""
+    try:
+        certificate = x509.load_pem_x509_certificate(_read(folder / "server.crt"))
+        load_pem_private_key(_read(folder / "server.key"), None)
+        sans = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, TypeError, x509.ExtensionNotFound) as error:
+        raise UserError(
+            f"server.crt or server.key in {folder} is damaged: restore it, or make keys in a new folder."
+        ) from error
     return [str(san.value) for san in sans]
 
 
@@ -196,6 +203,8 @@ def _write(path: Path, content: bytes, *, secret: bool = False) -> None:
         with os.fdopen(number, "wb") as file:
             file.write(content)
     except FileExistsError:
-        raise UserError(f"{path} is there already, and keys are never overwritten.") from None
+        raise UserError(
+            f"{path} is there already, and keys are never overwritten: move it away first."
+        ) from None
     except OSError as error:
         raise cannot_write(path, error) from error

@@ -40,11 +40,9 @@ class Memory:
         known = torch.zeros(len(pixels), dtype=torch.bool)
         try:
             packet = Packet.from_bytes(self.path.read_bytes())
-            if PER_IMAGE not in packet.tensors:
-                return packet, ~known
             then = packet.tensors.get(FINGERPRINT, {}).get(PER_IMAGE)
             groups = {k: v for k, v in packet.tensors.items() if k != FINGERPRINT}
-            if then is None:  # of the local engine, whose images do not change
+            if PER_IMAGE not in groups or then is None:  # it has no rows, or is of the local engine
                 return Packet(groups, packet.scalars), ~known
             rows = matches(then, fingerprint(pixels))
             known = rows >= 0
@@ -52,6 +50,8 @@ class Memory:
             return Packet(groups, packet.scalars), known
         except FileNotFoundError:
             return Packet(), known
+        except (OSError, MemoryError):  # not the file's fault: what it holds must not be written over
+            raise
         except Exception as error:  # a damaged file can be damaged in any way
             log.warning("%s is damaged (%s): this client starts afresh", self.path, type(error).__name__)
             return Packet(), known

@@ -17,6 +17,7 @@ from fedseal import weights
 from fedseal.data.folders import read_image
 from fedseal.errors import UserError
 from fedseal.files import write_atomic
+from fedseal.learn import INFERENCE_BATCH
 from fedseal.models import ModelSettings, Network, build
 from fedseal.sites import Sites
 
@@ -53,9 +54,13 @@ class Classifier:
 
     def predict(self, paths: Sequence[str | os.PathLike[str]]) -> list[tuple[str, float]]:
         """Class and confidence of image files."""
-        images = [read_image(Path(path), self.size, self.channels) for path in paths]
-        confidence, best = self(torch.from_numpy(np.stack(images))).max(dim=1)
-        return [(self.classes[m], float(p)) for m, p in zip(best.tolist(), confidence.tolist(), strict=True)]
+        found: list[tuple[int, float]] = []
+        for start in range(0, len(paths), INFERENCE_BATCH):
+            some = paths[start : start + INFERENCE_BATCH]
+            images = np.stack([read_image(Path(path), self.size, self.channels) for path in some])
+            confidence, best = self(torch.from_numpy(images)).max(dim=1)
+            found += zip(best.tolist(), confidence.tolist(), strict=True)
+        return [(self.classes[m], p) for m, p in found]
 
 
 def load(run: str | os.PathLike[str]) -> Classifier:

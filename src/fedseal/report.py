@@ -106,7 +106,8 @@ def write(folder: Path, sites: Sites | None, memories: Mapping[str, bytes]) -> P
 def compare(folders: Sequence[Path], path: Path) -> None:
     """The report of several runs."""
     runs = [Run.read(folder) for folder in folders]
-    names = [f"{run.name} ({run.folder.name})" for run in runs]
+    alike = len({run.folder.name for run in runs}) < len(runs)
+    names = [f"{run.name} ({run.folder if alike else run.folder.name})" for run in runs]
     keys = [key for key in NAMES if any(run.line(key) for run in runs)]
     rows = [["run", "rounds", "judged by", *(NAMES[key] for key in keys), "split"]]
     for run, name in zip(runs, names, strict=True):

@@ -21,7 +21,7 @@ from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from fedseal.api import Result, versions
 from fedseal.config import Config, load_config
@@ -124,15 +124,20 @@ class Library:
         self.folder = folder
         self.runs: dict[str, list[Result]] = {}
         for path in sorted(folder.rglob("summary.json")):
-            summary = json.loads(path.read_text("utf-8"))
-            if summary["versions"]["fedseal"] == versions()["fedseal"]:
+            if path.parent.name.startswith("."):  # another process is taking it in just now, or was killed
+                continue
+            try:
+                summary = json.loads(path.read_text("utf-8"))
+                made_with = summary["versions"]["fedseal"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{path} is damaged: delete its folder to run the cell again.") from error
+            if made_with == versions()["fedseal"]:
                 config = load_config(path.parent / "config.toml")
-                key = config.fingerprint(ignore=["rounds"])
-                self.runs.setdefault(key, []).append(Result(path.parent, summary))
+                self.runs.setdefault(identity(config), []).append(Result(path.parent, summary))
 
     def find(self, cell: Cell) -> Result | None:
         """A run of the cell's configuration with as many rounds or more."""
-        runs = self.runs.get(cell.config.fingerprint(ignore=["rounds"]), [])
+        runs = self.runs.get(identity(cell.config), [])
         return next((run for run in runs if run.summary["rounds"] >= cell.config.rounds), None)
 
     def accuracy(self, cell: Cell, judged: str = "") -> float | None:
@@ -145,12 +150,14 @@ class Library:
         place = self.folder / folder_name(cell.table, cell.scale) / cell.name
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent, prefix=".") as work:
+            new = Path(work) / ".new"
+            new.mkdir()
             for name in KEPT:
-                shutil.copy(run / name, work)
+                shutil.copy(run / name, new)
             shutil.rmtree(place, ignore_errors=True)
-            shutil.copytree(work, place)
+            new.rename(place)
         result = Result(place, json.loads((place / "summary.json").read_text("utf-8")))
-        self.runs.setdefault(cell.config.fingerprint(ignore=["rounds"]), []).append(result)
+        self.runs.setdefault(identity(cell.config), []).append(result)
         return result
 
     def seconds(self, cell: Cell) -> float | None:
@@ -168,6 +175,12 @@ class Library:
         return None
 
 
+def identity(config: Config) -> str:
+    """What a measured run is found by: all that decides its result but the last bit, which threads do."""
+    server = config.server.model_copy(update={"threads": 1})
+    return config.model_copy(update={"server": server}).fingerprint(ignore=["rounds"])
+
+
 def folder_name(table: Table, scale: Scale) -> str:
     """Reduced results never lie among those of the paper's scale."""
     return table.name if scale == "paper" else f"{table.name}-{scale}"
@@ -180,6 +193,7 @@ class Job:
     cell: Cell
     folder: Path
     process: "subprocess.Popen[str]"
+    said: IO[str]  # what it writes to standard error
 
     @property
     def done(self) -> int:
@@ -187,19 +201,27 @@ class Job:
         events = self.folder / "events.jsonl"
         return sum(event["event"] == "round" for event in read_events(events)) if events.exists() else 0
 
+    @property
+    def error(self) -> str:
+        """Why it ended, in a line."""
+        self.said.seek(0)
+        return (self.said.read().strip().splitlines() or ["it was killed"])[-1]
 
-def start(cell: Cell, folder: Path, workers: int) -> Job:
-    """Goes on with a cell where it was stopped."""
-    keys = [word for key, value in cell.changes.items() for word in ("--set", f"{key}={toml(value)}")]
+
+def start(cell: Cell, folder: Path, workers: int, **more: Any) -> Job:
+    """Goes on with a cell where it was stopped; `more` are further keys."""
+    changes = cell.changes | more
+    keys = [word for key, value in changes.items() for word in ("--set", f"{key}={toml(value)}")]
     words = ["train", cell.table.preset, *keys, "--out", str(folder), "--resume", "--quiet"]
+    said = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - a pipe could fill up
     process = subprocess.Popen(
         [sys.executable, "-m", "fedseal", *words, "--workers", str(workers)],
         env=os.environ | {PARENT: str(os.getpid())},
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        stderr=said,
         text=True,
     )
-    return Job(cell, folder, process)
+    return Job(cell, folder, process, said)
 
 
 def toml(value: Any) -> str:
@@ -221,7 +243,7 @@ def run_cells(cells: Sequence[Cell], library: Library, work: Path, jobs: int) ->
     """Runs what is missing, so many cells at once; a cell that fails does not stop the others."""
     longest: dict[str, Cell] = {}  # of cells that differ in rounds alone, one serves for all
     for cell in cells:
-        key = cell.config.fingerprint(ignore=["rounds"])
+        key = identity(cell.config)
         if key not in longest or cell.config.rounds > longest[key].config.rounds:
             longest[key] = cell
     queue = [cell for cell in longest.values() if library.find(cell) is None]
@@ -231,7 +253,7 @@ def run_cells(cells: Sequence[Cell], library: Library, work: Path, jobs: int) ->
         while queue or running:
             while queue and len(running) < jobs:
                 cell = queue.pop(0)
-                place = work / folder_name(cell.table, cell.scale) / cell.name
+                place = work / versions()["fedseal"] / folder_name(cell.table, cell.scale) / cell.name
                 running.append(start(cell, place, max(cores() // jobs, 1)))
             for job in [job for job in running if job.process.poll() is not None]:
                 running.remove(job)
@@ -239,8 +261,7 @@ def run_cells(cells: Sequence[Cell], library: Library, work: Path, jobs: int) ->
                 if job.process.returncode == 0:
                     library.keep(job.cell, job.folder)
                 else:
-                    said = job.process.stderr.read() if job.process.stderr else ""
-                    failed[job.cell.name] = (said.strip().splitlines() or ["it was killed"])[-1]
+                    failed[job.cell.name] = job.error
             names = tuple(job.cell.name for job in running)
             yield Progress(done + sum(job.done for job in running), total, names, dict(failed))
             time.sleep(0.2 if running else 0)
@@ -350,10 +371,10 @@ def verify(table: Table, name: str, scale: Scale, seeds: int, library: Library, 
     if known is None:
         raise UserError(f"{name} has not been measured yet: leave --verify out to run it.")
     with tempfile.TemporaryDirectory(dir=work, prefix="verify-") as folder:
-        job = start(cell, Path(folder) / "run", cores())
-        said = job.process.communicate()[1]
-        if job.process.returncode != 0:
-            raise UserError(f"{name} failed: {(said.strip().splitlines() or ['it was killed'])[-1]}")
+        threads = load_config(known.folder / "config.toml").server.threads
+        job = start(cell, Path(folder) / "run", cores(), **{"server.threads": threads})
+        if job.process.wait() != 0:
+            raise UserError(f"{name} failed: {job.error}")
         again = numbers(Path(folder) / "run", cell.config.rounds)
     before = numbers(known.folder, cell.config.rounds)
     differing = [t for t in before if before[t] != again.get(t)]

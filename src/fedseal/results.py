@@ -54,6 +54,8 @@ def seeds(library: Library) -> str:
         numbers += [float(measured["mean_last_10"]) for measured in (*both, *checked)]
         rows.append((str(seed), numbers))
         rounds, most = method.summary["rounds"], alone.summary["rounds"]
+    if not rows:
+        return "Not run."
     rows.append(("**mean**", [mean(column) for column in zip(*(row for _, row in rows), strict=True)]))
     head = ["seed", f"Server-SL, {rounds} rounds", f"Server-SL, {most} rounds"]
     head += ["FedSEAL wᵗ (validation)", "FedSEAL w̄ (validation)"]
@@ -137,9 +139,13 @@ def changed(usual: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """The keys in which a configuration differs, rounds and engine left out."""
     found = []
     for name, value in other.items():
-        if isinstance(value, dict) and name != "engine":
+        if name in ("engine", "rounds"):
+            continue
+        if isinstance(value, dict):
             section = usual.get(name, {})
             found += [f"`{name}.{k} = {v!r}`" for k, v in value.items() if section.get(k) != v]
+        elif usual.get(name) != value:
+            found.append(f"`{name} = {value!r}`")
     return ", ".join(found).replace("True", "true").replace("False", "false") or "the defaults"
 
 

@@ -86,14 +86,16 @@ class Checkpoint:
                 for k, m in zip(json.loads(str(scalars["clients"])), parts, strict=True)
             }
             t, seconds, found = int(scalars["t"]), float(scalars["seconds"]), scalars["fingerprint"]
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror}): see to it, and try again.") from error
         except Exception as error:
             raise UserError(
                 f"{path} is damaged ({type(error).__name__}): delete it to start again."
             ) from error
         if found != fingerprint:
             raise UserError(
-                f"{path} is of another configuration or other data: resume with the config.toml beside it,"
-                " or choose another --out."
+                f"{path} is of another configuration, other data or other clients: resume with the"
+                " config.toml beside it and the same clients, or choose another --out."
             )
         state = Packet(
             {k.removeprefix("state."): v for k, v in packet.tensors.items() if k.startswith("state.")},
@@ -124,18 +126,20 @@ def rounds(
 
         # Steps 2 to 4: the model goes out, clients learn, their models come back.
         replies: dict[int, Reply] = {}
-        left_out: list[str] = []
+        left_out: list[int] = []
         for done, reply in enumerate(engine.exchange(requests), start=1):
             problem = reply.problem or unusable(reply.packet, requests[reply.client], method.uploads)
             if problem:
-                left_out.append(sites.federation.names[reply.client])
-                yield LeftOut(t, left_out[-1], problem)
+                left_out.append(reply.client)
+                yield LeftOut(t, sites.federation.names[reply.client], problem)
             else:
                 replies[reply.client] = reply
             yield ClientDone(t, done, len(requests))
-        if len(replies) < min(config.engine.min_replies, len(requests)):
+        asked = [k for k, request in requests.items() if request.scalars.get("train", True)]
+        usable = sum(k in replies for k in asked)
+        if usable < min(config.engine.min_replies, len(asked)):
             raise UserError(
-                f"Round {t}: {len(replies)} of {len(requests)} clients gave a usable reply, fewer than"
+                f"Round {t}: {usable} of {len(asked)} clients gave a usable reply, fewer than"
                 f" engine.min_replies ({config.engine.min_replies}): go on with --resume when they are back."
             )
         packets = {k: replies[k].packet for k in sorted(replies)}
@@ -151,7 +155,8 @@ def rounds(
             metrics["tau"] = state.tensors["thresholds"]["tau"].tolist()
         if "lambda" in state.scalars:
             metrics["lambda"] = state.scalars["lambda"]
-        metrics |= {"left_out": left_out, "seconds": clock.laps}
+        names = [sites.federation.names[k] for k in sorted(left_out)]
+        metrics |= {"left_out": names, "seconds": clock.laps}
         yield RoundDone(t, metrics, state)
 
 
@@ -171,7 +176,21 @@ def unusable(reply: Packet, request: Packet, uploads: str = "model") -> str:
         return "its model has other names, shapes or types than the one it was sent"
     if not weights.finite(reply.tensors[uploads]):
         return "its model has NaN or infinite weights (client.lr too high?)"
+    for name, value in counts(reply).items():
+        if name in OWN or name.endswith(("accuracy", "_correct")):
+            return f"it counts '{name}', which is not a client's to count"
+        if not 0 <= value < 2**53:
+            return f"its '{name}' is no number of images"
     return ""
+
+
+OWN = {"event", "tau", "lambda", "bytes_down", "bytes_up", "left_out", "seconds"}  # names in an event
+
+
+def counts(reply: Packet) -> dict[str, int]:
+    """What a client counts: |D⁺| and |D⁻| of FedSEAL."""
+    whole = {k: v for k, v in reply.scalars.items() if isinstance(v, int) and not isinstance(v, bool)}
+    return {name: value for name, value in whole.items() if name != "t"}
 
 
 class Examination:
@@ -211,12 +230,10 @@ def traffic(replies: Collection[Reply]) -> dict[str, int]:
 
 
 def summed(packets: Mapping[int, Packet]) -> dict[str, int]:
-    """What the clients count, added up: |D⁺| and |D⁻| of FedSEAL."""
+    """What the clients count, added up."""
     total: Counter[str] = Counter()
     for packet in packets.values():
-        for name, value in packet.scalars.items():
-            if isinstance(value, int) and not isinstance(value, bool) and name != "t":
-                total[name] += value
+        total.update(counts(packet))
     return dict(total)
 
 

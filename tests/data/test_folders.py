@@ -78,7 +78,6 @@ def test_second_start_decodes_nothing(data: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(folders, "decode", lambda *_: pytest.fail("decoded again"))
     again = read(data)
     assert np.array_equal(first.pixels, again.pixels) and first.parts == again.parts
-    assert folders.read_folders(data, size=8, channels=3, flips=True).flips is True
 
 
 def test_changed_file_is_read_again(data: Path) -> None:
@@ -86,6 +85,15 @@ def test_changed_file_is_read_again(data: Path) -> None:
     changed = paint(data / "server" / "cat" / "0.png", BLUE)
     os.utime(changed, ns=(1, 1))
     assert not np.array_equal(before, read(data).pixels[0])
+
+
+def test_a_linked_folder_is_read_again_when_it_changes(data: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (data / "clients" / "ward-1").rename(elsewhere)
+    (data / "clients" / "ward-1").symlink_to(elsewhere)
+    before = len(read(data).parts["clients/ward-1"])
+    paint(elsewhere / "new.png", BLUE)
+    assert len(read(data).parts["clients/ward-1"]) == before + 1
 
 
 def test_new_empty_client_is_noticed_despite_the_cache(data: Path) -> None:
@@ -164,6 +172,7 @@ def drop(folder: Path) -> None:
         (lambda d: [drop(d / "clients" / w) for w in ("ward-1", "ward-2")], "has no client", "clients"),
         (lambda d: empty(d / "clients" / "ward-2"), "client 'ward-2' has no usable image", "clients/ward-2"),
         (lambda d: paint(d / "test" / "cow" / "c.png"), "is no class", "test/cow"),
+        (lambda d: [drop(c) for c in (d / "test").iterdir()], "called like their class", "test"),
         (lambda d: paint(d / "validation" / "cow" / "c.png"), "is no class", "validation/cow"),
     ],
 )

@@ -410,8 +410,8 @@ def test_parquet_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert pool.pixels[:, 0, 0, 0].tolist() == [1, 2, 3, 5, 4] and pool.labels.tolist() == [0, 1, 1, 1, 0]
     assert pool.parts == {"train": range(3), "validation": range(3, 4), "test": range(4, 5)}
     assert pool.classes == ("no", "yes") and pool.flips is False and pool.name == "parquet"
-    larger = sources.load("parquet", folder, size=16, channels=3, flips=True)
-    assert larger.pixels.shape == (5, 3, 16, 16) and larger.flips
+    larger = sources.load("parquet", folder, size=16, channels=3)
+    assert larger.pixels.shape == (5, 3, 16, 16)
     monkeypatch.setattr(parquet, "read_parts", lambda *_: pytest.fail("decoded again"))
     assert np.array_equal(sources.load("parquet", folder).pixels, pool.pixels)
 
@@ -427,6 +427,13 @@ def test_broken_rows_are_skipped_and_named(tmp_path: Path, caplog: pytest.LogCap
         "train.parquet row 2",
     ]
     assert "row 1 of" in caplog.text
+
+
+def test_rows_that_are_marked_as_not_labelled_are_skipped(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "train.parquet", [png(1), png(2)], [0, 1])
+    write_parquet(tmp_path / "test.parquet", [png(4), png(5)], [-1, 1])
+    pool = sources.load("parquet", tmp_path)
+    assert pool.labels.tolist() == [0, 1, 1] and pool.skipped == (f"{tmp_path / 'test.parquet'} row 0",)
 
 
 def test_refused_parquet(tmp_path: Path) -> None:
@@ -449,6 +456,13 @@ def test_refused_parquet(tmp_path: Path) -> None:
     refuse("needs the columns image and label")
     write_parquet(tmp_path / "test.parquet", [b"no"], [0])
     refuse("has no usable image")
+    pq.write_table(pa.table({"image": [b"plain"], "label": [0]}), tmp_path / "test.parquet")
+    refuse("is no Parquet file of images")
+    wide = io.BytesIO()
+    Image.new("L", (8, 4)).save(wide, "PNG")
+    write_parquet(tmp_path / "train.parquet", [wide.getvalue()], [0])
+    refuse("are 8×4, not square: set size")
+    write_parquet(tmp_path / "train.parquet", [png(1)], [1], ["only", "two"])
     (tmp_path / "test.parquet").write_bytes(b"PAR1 not really")
     refuse("is no Parquet file")
 

@@ -139,6 +139,17 @@ def lied(change: Callable[[dict[str, torch.Tensor]], None]) -> Behaviour:
     return way
 
 
+def counted(**scalars: int) -> Behaviour:
+    """A reply that counts more than it should."""
+
+    def way(request: Message, reply: Message) -> Message:
+        packet = Packet.from_bytes(unpack(reply.content))
+        wire = Packet(packet.tensors, {**packet.scalars, **scalars}).to_bytes()
+        return Message(pack(wire), reply_to=request)
+
+    return way
+
+
 def sent(wire: bytes) -> Behaviour:
     return lambda request, reply: Message(pack(wire), reply_to=request)
 
@@ -162,6 +173,8 @@ FAULTS: dict[str, tuple[Behaviour, str]] = {
     "no record": (lambda request, _: Message(RecordDict(), reply_to=request), "cannot be read"),
     "no model": (sent(Packet(scalars={"t": 1}).to_bytes()), "no model"),
     "odd scalars": (sent(Packet(scalars={"t": [1]}).to_bytes()), "cannot be read"),  # type: ignore[dict-item]
+    "forged accuracy": (counted(test_accuracy=1), "counts 'test_accuracy'"),
+    "huge count": (counted(positive=10**400), "'positive' is no number of images"),
     "failure": (failed(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "a\nb\x1b[2J"), "it failed: a b [2J"),
     "gone": (failed(ErrorCode.NODE_UNAVAILABLE, "offline"), "no reply within 2.5 seconds"),
     "slow": (lambda request, reply: None, "no reply within 2.5 seconds"),

@@ -12,6 +12,7 @@ from fedseal.config import load_config
 from fedseal.core import Packet, Reply, Round, Site
 from fedseal.engines import local
 from fedseal.engines.local import LocalEngine
+from fedseal.errors import UserError
 from fedseal.methods.fedseal import FedSEAL
 from fedseal.run import ClientDone, LeftOut, RoundDone, rounds
 from fedseal.sites import Sites
@@ -114,6 +115,39 @@ def test_a_client_that_kills_its_workers_is_left_out(monkeypatch: pytest.MonkeyP
     assert "died twice" in replies[1].problem
     assert not replies[0].problem and not replies[2].problem
     assert sorted(engine.memories()) == ["0", "2"]
+
+
+def test_a_worker_keeps_every_packet_of_a_round_and_none_of_the_last() -> None:
+    """Three packets that are shared, as of a method with a model for each group of clients: A, B, C, A."""
+    sites = small()
+    method, server, worker = sites.config.chosen(), sites.server(), local._Worker(sites)
+    _, requests = method.server_round(Round(1, (0,), range(1)), method.start(server), server)
+    wire = requests[0].to_bytes()
+    try:
+        for k, number in enumerate((1, 2, 3, 1)):
+            worker.ask(k, number, wire, b"")
+            assert not isinstance(worker.pipe.recv(), local._Failure)
+        worker.seen.clear()  # as at the start of a round
+        worker.ask(0, 4, wire, b"")
+        assert not isinstance(worker.pipe.recv(), local._Failure)
+        worker.pipe.send((0, False, 1, b"", b""))
+        answer = worker.pipe.recv()
+        assert isinstance(answer, local._Failure) and "KeyError: 1" in answer.text
+    finally:
+        worker.process.kill()
+
+
+def test_who_only_listens_is_no_reply_that_a_round_needs() -> None:
+    """Four train, one listens; nobody who trains comes back."""
+
+    class Deaf(LocalEngine):
+        def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:
+            for reply in super().exchange(requests):
+                trains = requests[reply.client].scalars["train"]
+                yield Reply(reply.client, Packet(), problem="gone") if trains else reply
+
+    with pytest.raises(UserError, match=r"Round 1: 0 of 4 clients gave a usable reply"):
+        final(small(), Deaf(small()))
 
 
 def test_clients_get_no_labels_and_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +79,8 @@ def read_labelled(
             raise UserError(f"{folder} needs at least two folders, one for each class, but has {len(found)}")
     elif unknown := [name for name in found if name not in classes]:
         raise UserError(f"{folder / unknown[0]} is no class: known are {', '.join(classes)}")
+    elif not found:
+        raise UserError(f"{folder} has no images in folders that are called like their class: sort them so")
     files = [(file, classes.index(name)) for name in found for file in _files(folder / name)]
     pixels, kept, skipped = _decode_all([file for file, _ in files], size, channels, workers, progress)
     labels = np.array([files[i][1] for i in kept], dtype=np.int64)
@@ -108,7 +110,6 @@ def read_folders(
     *,
     size: int,
     channels: int,
-    flips: bool = False,
     workers: int | None = None,
     progress: bool = True,
 ) -> Pool:
@@ -137,19 +138,20 @@ def read_folders(
         for name in ("validation", "test"):
             if (path / name).is_dir():
                 read[name] = labelled(name, server.classes)
-        return join("folders", read, server.classes, flips), f"the folder {path}"
+        return join("folders", read, server.classes), f"the folder {path}"
 
-    files = [file for name in ("server", "clients", "validation", "test") for file in _files(path / name)]
-    empty = (clients, _subfolders(path / "server"))  # folders without a file must be noticed, too
+    parts = [path / name for name in ("server", "clients", "validation", "test") if (path / name).is_dir()]
+    files = [file for part in parts for name in _subfolders(part) for file in _files(part / name)]
+    empty = [_subfolders(part) for part in parts]  # folders without a file must be noticed, too
     key = "folders-" + cache.fingerprint(path, files, path.resolve(), size, channels, empty)
     pool = cache.load(key)
     if pool is not None and pool.skipped:  # a build names each of them
         log.warning("%d files in %s are no images, such as %s", len(pool.skipped), path, pool.skipped[0])
-    return replace(pool or cache.store(key, *build()), flips=flips)
+    return pool or cache.store(key, *build())
 
 
-def join(name: str, read: dict[str, Images], classes: Sequence[str], flips: bool) -> Pool:
-    """Images of several parts behind one another."""
+def join(name: str, read: dict[str, Images], classes: Sequence[str]) -> Pool:
+    """Images of several parts behind one another. Only `augment.flip` can say that they may be mirrored."""
     parts, start = {}, 0
     for part, images in read.items():
         parts[part] = range(start, start + len(images.labels))
@@ -157,7 +159,7 @@ def join(name: str, read: dict[str, Images], classes: Sequence[str], flips: bool
     pixels = np.concatenate([images.pixels for images in read.values()])
     labels = np.concatenate([images.labels for images in read.values()])
     skipped = tuple(file for images in read.values() for file in images.skipped)
-    return Pool(name, pixels, labels, tuple(classes), parts, flips, skipped)
+    return Pool(name, pixels, labels, tuple(classes), parts, flips=False, skipped=skipped)
 
 
 def _subfolders(folder: Path) -> list[str]:

@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +23,13 @@ def read_parquet(
     *,
     size: int | None = None,
     channels: int | None = None,
-    flips: bool = False,
     progress: bool = True,
 ) -> Pool:
     """Images in Hugging Face's layout, `train*.parquet` and `test*.parquet` (`validation*`, if there)."""
     files = [path for part in PARTS for path in sorted(folder.glob(f"{part}*.parquet"))]
     key = "parquet-" + cache.fingerprint(folder, files, folder.resolve(), size, channels)
     build = lambda: (read_parts(folder, size, channels, progress), f"Parquet files in {folder}")  # noqa: E731
-    return replace(cache.cached(key, build), flips=flips)
+    return cache.cached(key, build)
 
 
 def read_parts(folder: Path, size: int | None, channels: int | None, progress: bool) -> Pool:
@@ -48,7 +46,7 @@ def read_parts(folder: Path, size: int | None, channels: int | None, progress: b
     classes = read["train"].classes or tuple(map(str, range(highest + 1)))
     if highest >= len(classes):
         raise UserError(f"{folder} has a label {highest} but names {len(classes)} classes: mend either")
-    return folders.join("parquet", read, classes, flips=False)
+    return folders.join("parquet", read, classes)
 
 
 def _read_part(paths: list[Path], size: int | None, channels: int | None, progress: bool) -> folders.Images:
@@ -73,7 +71,7 @@ def _read_part(paths: list[Path], size: int | None, channels: int | None, progre
                         batch.column("label").cast("int64").to_pylist(),
                         strict=True,
                     ):
-                        if isinstance(image, Exception) or label is None:
+                        if isinstance(image, Exception) or label is None or label < 0:  # -1: not labelled
                             skipped.append(f"{path} row {row}")
                             log.warning("skipped row %d of %s: no image or no label", row, path)
                         else:
@@ -81,12 +79,15 @@ def _read_part(paths: list[Path], size: int | None, channels: int | None, progre
                             labels.append(label)
                         row += 1
                     advance(len(content))
-        except (pa.ArrowException, OSError, KeyError) as error:
+        except (pa.ArrowException, OSError, KeyError, AttributeError) as error:
             raise UserError(f"{path} is no Parquet file of images that can be read ({error})") from error
     if not images:
         raise UserError(f"{paths[0]} has no usable image: give another folder")
     if len({image.shape for image in images}) > 1:
         raise UserError(f"the images in {paths[0]} differ in size or colour: set size and channels")
+    _, height, width = images[0].shape
+    if height != width:
+        raise UserError(f"the images in {paths[0]} are {width}×{height}, not square: set size")
     return folders.Images(np.stack(images), np.array(labels, dtype=np.int64), classes, tuple(skipped))
 
 

@@ -7,7 +7,7 @@ import os
 import tarfile
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -57,7 +57,6 @@ def load(
     *,
     size: int | None = None,
     channels: int | None = None,
-    flips: bool | None = None,
     progress: bool = True,
 ) -> Pool:
     """Any data: a source's name alone, or "folders" or "parquet" with the path to one's own images."""
@@ -67,17 +66,16 @@ def load(
             raise UserError(f"{name} takes no path: import it with `fedseal data get {name} --from {path}`")
         if (size or shape[1], channels or shape[0]) != (shape[1], shape[0]):
             raise UserError(f"{name} has {shape[0]} channels of size {shape[1]}: leave size and channels out")
-        pool = get(name, progress=progress)
-        return pool if flips is None else replace(pool, flips=flips)
+        return get(name, progress=progress)
     if name not in ("folders", "parquet"):
         raise UserError(f"there is no data set '{name}': choose {', '.join(SOURCES)}, folders or parquet")
     if path is None:
         raise UserError(f"'{name}' needs a path: give the folder of the images")
     if name == "parquet":
-        return parquet.read_parquet(path, size=size, channels=channels, flips=bool(flips), progress=progress)
+        return parquet.read_parquet(path, size=size, channels=channels, progress=progress)
     if size is None or channels not in (1, 3):
         raise UserError(f"the images in {path} need a size in pixels, and channels, 1 (grey) or 3 (RGB)")
-    return folders.read_folders(path, size=size, channels=channels, flips=bool(flips), progress=progress)
+    return folders.read_folders(path, size=size, channels=channels, progress=progress)
 
 
 def get(name: str, from_dir: Path | None = None, *, progress: bool = True) -> Pool:

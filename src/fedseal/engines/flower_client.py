@@ -4,6 +4,7 @@ All that lasts is the client's memory on disk, so that the app may be started an
 and network are kept for the next request only to be faster.
 """
 
+import hashlib
 import re
 from dataclasses import replace
 from functools import lru_cache
@@ -92,7 +93,8 @@ def own(job: Job, request: Packet, images: Path, memory: Path, method: str = "")
     sites = Sites(config, Federation(pool, rows[:0], rows[:0], (rows,), (job.client,), {}))
     model = network_of(config.model, job.channels, job.size, job.classes).to(sites.device)
     client = sites.client(0, model)
-    return serve(sites, client, request, Memory(memory / f"{job.run}.safetensors"))
+    name = hashlib.blake2b(job.client.encode(), digest_size=8).hexdigest()  # as a file's name it is harmless
+    return serve(sites, client, request, Memory(memory / f"{job.run}-{name}.safetensors"))
 
 
 def settings_here(job: Job, method: str) -> Config:
@@ -133,7 +135,8 @@ def network_of(settings: ModelSettings, channels: int, size: int, classes: int) 
 def serve(sites: Sites, client: Site, request: Packet, memory: Memory) -> Packet:
     """The method's step at a client, between reading its memory and writing it."""
     known, there = memory.read(client.data.pixels)
-    if known.scalars.get("t") == request.scalars.get("t") and not bool(there.all()):
+    asked_before = "t" in known.scalars and known.scalars["t"] == request.scalars.get("t")
+    if asked_before and not bool(there.all()):
         # Images that are new since this round was first asked for take part from the next one on.
         client = replace(client, data=Images(client.data.pixels[there]))
         known, _ = memory.read(client.data.pixels)

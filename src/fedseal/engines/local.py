@@ -139,7 +139,7 @@ class _Worker:
     def __init__(self, sites: Sites) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
-        self.seen: set[int] = set()  # packets that this worker has by now
+        self.seen: set[int] = set()  # packets of this round that the worker has by now
         self.process = context.Process(target=_work, args=(other, sites), daemon=True)
         with _no_main(), _no_interrupt():
             self.process.start()
@@ -147,7 +147,7 @@ class _Worker:
 
     def ask(self, k: int, number: int, wire: bytes, memory: bytes) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # dead: seen when its answer is read
-            self.pipe.send((k, number, b"" if number in self.seen else wire, memory))
+            self.pipe.send((k, not self.seen, number, b"" if number in self.seen else wire, memory))
         self.seen.add(number)
 
 
@@ -157,11 +157,11 @@ def _work(pipe: Connection, sites: Sites) -> None:
     desk, packets = Desk(sites), dict[int, Packet]()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
-            k, number, wire, memory = pipe.recv()
+            k, first, number, wire, memory = pipe.recv()
+            if first:  # of a round
+                packets.clear()
             if wire:
                 packets[number] = Packet.from_bytes(wire)
-                for old in list(packets)[:-2]:  # a round has two kinds of packets at most, as a rule
-                    del packets[old]
             answer: Any
             try:
                 answer = desk.serve(k, packets[number], memory)
