@@ -201,12 +201,11 @@ def test_two_processes_at_once(home: Path, tmp_path: Path, damaged: bool) -> Non
     assert [path.name for path in home.iterdir()] == ["both"]
 
 
-def test_fingerprint_sees_names_sizes_times_and_options(tmp_path: Path) -> None:
+def test_fingerprint_sees_names_sizes_and_times(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_bytes(b"1")
     os.utime(file, ns=(5, 5))
-    first = cache.fingerprint(tmp_path, [file], 32)
-    assert first == cache.fingerprint(tmp_path, [file], 32)
-    assert first != cache.fingerprint(tmp_path, [file], 28)
+    first = cache.fingerprint(tmp_path, [file])
+    assert first == cache.fingerprint(tmp_path, [file])
     os.utime(file, ns=(5, 6))
-    assert first != cache.fingerprint(tmp_path, [file], 32)
+    assert first != cache.fingerprint(tmp_path, [file])

@@ -87,6 +87,14 @@ def test_changed_file_is_read_again(data: Path) -> None:
     assert not np.array_equal(before, read(data).pixels[0])
 
 
+def test_of_a_folder_that_changes_one_state_is_kept(data: Path, home: Path) -> None:
+    for number in range(3):
+        paint(data / "clients" / "ward-1" / f"new-{number}.png", BLUE)
+        read(data)
+        read(data, size=5)
+    assert len(list(home.glob("folders-*"))) == 2  # one for each size
+
+
 def test_a_linked_folder_is_read_again_when_it_changes(data: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     (data / "clients" / "ward-1").rename(elsewhere)

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -112,6 +113,19 @@ def store(key: str, pool: Pool, origin: str, *, replace: bool = False) -> Pool:
     return stored
 
 
+def own_key(kind: str, folder: Path, files: Iterable[Path], *options: object) -> str:
+    """The key of one's own images in their present state, which begins with that of the folder and options.
+
+    What is stored of a former state is removed: nobody would ever ask for it again.
+    """
+    family = f"{kind}-{_digest([str(folder.resolve()), *map(str, options)])[:16]}-"
+    key = family + fingerprint(folder, files)
+    for former in root().glob(f"{family}*"):
+        if former.name != key:
+            shutil.rmtree(former, ignore_errors=True)  # maps that others hold on it stay valid
+    return key
+
+
 @contextmanager
 def workspace() -> Iterator[Path]:
     """A temporary folder on the cache's disk; a full or read-only disk becomes a DiskError."""
@@ -137,13 +151,14 @@ def workspace() -> Iterator[Path]:
         ) from error
 
 
-def fingerprint(folder: Path, files: Iterable[Path], *options: object) -> str:
-    """Of the names, sizes and times of files (not their content: this must be fast), and of options."""
+def fingerprint(folder: Path, files: Iterable[Path]) -> str:
+    """Of the names, sizes and times of files (their content would take long), and of folders' names."""
     rows = []
     for file in files:
         state = file.stat()
-        rows.append((file.relative_to(folder).as_posix(), state.st_size, state.st_mtime_ns))
-    return _digest([rows, [str(option) for option in options]])[:24]
+        about = (0, 0) if stat.S_ISDIR(state.st_mode) else (state.st_size, state.st_mtime_ns)
+        rows.append((file.relative_to(folder).as_posix(), *about))
+    return _digest(rows)[:24]
 
 
 class _Hashing:

@@ -142,8 +142,8 @@ def read_folders(
 
     parts = [path / name for name in ("server", "clients", "validation", "test") if (path / name).is_dir()]
     files = [file for part in parts for name in _subfolders(part) for file in _files(part / name)]
-    empty = [_subfolders(part) for part in parts]  # folders without a file must be noticed, too
-    key = "folders-" + cache.fingerprint(path, files, path.resolve(), size, channels, empty)
+    found = [part / name for part in parts for name in _subfolders(part)]  # one may have no file
+    key = cache.own_key("folders", path, [*found, *files], size, channels)
     pool = cache.load(key)
     if pool is not None and pool.skipped:  # a build names each of them
         log.warning("%d files in %s are no images, such as %s", len(pool.skipped), path, pool.skipped[0])

@@ -27,7 +27,7 @@ def read_parquet(
 ) -> Pool:
     """Images in Hugging Face's layout, `train*.parquet` and `test*.parquet` (`validation*`, if there)."""
     files = [path for part in PARTS for path in sorted(folder.glob(f"{part}*.parquet"))]
-    key = "parquet-" + cache.fingerprint(folder, files, folder.resolve(), size, channels)
+    key = cache.own_key("parquet", folder, files, size, channels)
     build = lambda: (read_parts(folder, size, channels, progress), f"Parquet files in {folder}")  # noqa: E731
     return cache.cached(key, build)
 
