@@ -16,7 +16,7 @@ from safetensors import safe_open
 import fedseal
 from conftest import contents, same_weights
 from fedseal import api
-from fedseal.config import load_config
+from fedseal.config import Config, load_config
 from fedseal.errors import UserError
 from fedseal.files import locked
 
@@ -151,6 +151,20 @@ def test_where_a_run_goes_if_nothing_is_said() -> None:
     assert folder(method="semifl") == "runs/demo-semifl-seed0"
     config = load_config("demo", {"method": "server-sl"})
     assert str(api.run_folder(config, config)) == "runs/server-sl-seed0"
+
+
+def test_a_file_that_needs_more_keys_has_a_folder(tmp_path: Path, own: dict[str, Any]) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('[data]\nsource = "folders"\n')
+    assert str(api.run_folder(file, load_config(file, own))) == "runs/mine-seed0"
+
+
+def test_a_path_is_absolute_in_every_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in ("images", Path("images")):
+        data = {"source": "folders", "path": path}
+        assert Config.model_validate({"data": data}).data.path == str(tmp_path / "images")
+    assert load_config("folders", {"data.path": "~nobody-at-all/x"}).data.path.endswith("~nobody-at-all/x")
 
 
 def test_mistakes_in_a_call_are_named(tiny: dict[str, Any]) -> None:

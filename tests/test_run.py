@@ -128,4 +128,6 @@ def test_what_makes_a_reply_unusable() -> None:
         assert f"counts '{name}'" in unusable(Packet(good, {"t": 1, name: 1}), sent)
     for number in (-1, 2**53, 10**400):
         assert "'positive' is no number" in unusable(Packet(good, {"positive": number}), sent)
-    assert unusable(Packet(), Packet(scalars={"train": False})) == ""
+    listens = Packet(scalars={"train": False})
+    assert unusable(Packet(), listens) == ""
+    assert "counts 'event'" in unusable(Packet(scalars={"event": 7}), listens)

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from fedseal import report, weights
-from fedseal.config import Config, load_config, parse
+from fedseal.config import Config, load_config, method_of, parse
 from fedseal.core import Engine, Packet, Site
 from fedseal.data import sources
 from fedseal.data.folders import read_labelled
@@ -89,7 +89,7 @@ def run_folder(source: str | os.PathLike[str] | Config, config: Config, suffix: 
     if isinstance(source, Config):
         name = method
     else:
-        same = load_config(source).method == config.method
+        same = method_of(source) == config.method
         name = Path(source).stem if same else f"{Path(source).stem}-{method}"
     return Path("runs") / f"{name}{suffix}-seed{config.seed}"
 
@@ -186,8 +186,8 @@ def claim(folder: Path, config: Config, resume: bool) -> Config:
     Gives the configuration with the server's threads settled: those of the begun run, or one per core.
     """
     there, saved = folder / "config.toml", folder / "checkpoint"
-    begun = any(path.exists() for path in (folder / "events.jsonl", saved / "state.safetensors"))
     try:
+        begun = any(path.exists() for path in (folder / "events.jsonl", saved / "state.safetensors"))
         if not folder.exists() or not any(folder.iterdir()):
             return config.with_threads(cores())
         if not begun and (saved / "lock").exists():  # of a start that came to nothing

@@ -106,10 +106,10 @@ class Config(Settings):
         for line in self.to_toml().splitlines():
             key = line.partition(" = ")[0]
             if line.startswith("["):
-                found = self.options.get(line.strip("[]")) or getattr(self, line.strip("[]"))
-                model = type(found)
-                unset = [name for name in model.model_fields if getattr(found, name) is None]
-                lines += [line, *(f"# {name} =  # {model.model_fields[name].description}" for name in unset)]
+                found = self.options.get(line.strip("[]")) or getattr(self, line.strip("[]"), None)
+                model = type(found) if isinstance(found, BaseModel) else BaseModel  # a table among options
+                unset = {k: about for k, about in model.model_fields.items() if getattr(found, k) is None}
+                lines += [line, *(f"# {k} =  # {about.description or ''}" for k, about in unset.items())]
             else:
                 about = model.model_fields[key].description if key in model.model_fields else None
                 lines.append(f"{line}  # {about}" if about else line)
@@ -143,11 +143,12 @@ def load_config(source: str | os.PathLike[str], overrides: Mapping[str, Any] | N
         _put(raw, key, value)
     if isinstance(raw.get("method"), str):
         raw["method"] = absolute(raw["method"])
-    config = parse(raw, str(source))
-    if not config.data.path or config.data.source not in ("folders", "parquet"):
-        return config
-    data = config.data.model_copy(update={"path": str(Path(config.data.path).expanduser().resolve())})
-    return config.model_copy(update={"data": data})  # wherever one is when it is read again
+    return parse(raw, str(source))
+
+
+def method_of(source: str | os.PathLike[str]) -> str:
+    """The method that a preset or a file names itself."""
+    return absolute(str(_read(source).get("method", "fedseal")))
 
 
 def parse(raw: Mapping[str, Any], where: str) -> Config:

@@ -169,18 +169,18 @@ def sample(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:
 
 
 def unusable(reply: Packet, request: Packet, uploads: str = "model") -> str:
-    """Why what a client uploads cannot be averaged; empty if it can."""
+    """Why what a client sends cannot be used; empty if it can."""
+    for name, value in counts(reply).items():
+        if name in OWN or name.endswith(("accuracy", "_correct")):
+            return f"it counts '{name}', which is not a client's to count"
+        if not 0 <= value < 2**53:
+            return f"its '{name}' is no number of images"
     if uploads not in reply.tensors:
         return "" if not request.scalars.get("train", True) else "its reply holds no model"
     if not weights.same_layout(reply.tensors[uploads], request.tensors[uploads]):
         return "its model has other names, shapes or types than the one it was sent"
     if not weights.finite(reply.tensors[uploads]):
         return "its model has NaN or infinite weights (client.lr too high?)"
-    for name, value in counts(reply).items():
-        if name in OWN or name.endswith(("accuracy", "_correct")):
-            return f"it counts '{name}', which is not a client's to count"
-        if not 0 <= value < 2**53:
-            return f"its '{name}' is no number of images"
     return ""
 
 

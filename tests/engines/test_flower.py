@@ -24,7 +24,7 @@ from fedseal.observers import read_events
 from fedseal.sites import Sites
 
 # isort: split
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
@@ -148,6 +148,22 @@ def counted(**scalars: int) -> Behaviour:
         return Message(pack(wire), reply_to=request)
 
     return way
+
+
+def boasted(request: Message, reply: Message) -> Message:
+    """A reply that says how many of its labels are right, which only a simulation knows."""
+    record = pack(unpack(reply.content))
+    record["diagnosis"] = ConfigRecord({"positive_known": 1, "positive_right": "9" * 400})
+    return Message(record, reply_to=request)
+
+
+def test_what_a_client_says_of_its_own_labels_is_not_believed(
+    grid: MadeUpGrid, run: Callable[..., list[dict[str, Any]]]
+) -> None:
+    grid.ways["north"] = boasted
+    events = run()
+    assert [event["event"] for event in events] == ["round", "round"]
+    assert not any("positive_correct" in event for event in events)
 
 
 def sent(wire: bytes) -> Behaviour:

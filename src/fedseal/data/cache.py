@@ -57,6 +57,8 @@ def load(key: str) -> Pool | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         log.warning("the cache %s is damaged (%s) and is built again", folder, error)
         return None
+    with suppress(OSError):
+        os.utime(folder)  # when it was last read
     parts = {part: range(start, stop) for part, (start, stop) in about["parts"].items()}
     classes, skipped = tuple(about["classes"]), tuple(about["skipped"])
     return Pool(about["name"], pixels, labels, classes, parts, about["flips"], skipped)
@@ -116,13 +118,14 @@ def store(key: str, pool: Pool, origin: str, *, replace: bool = False) -> Pool:
 def own_key(kind: str, folder: Path, files: Iterable[Path], *options: object) -> str:
     """The key of one's own images in their present state, which begins with that of the folder and options.
 
-    What is stored of a former state is removed: nobody would ever ask for it again.
+    What is stored of a former state is removed when it has not been read for a week: a run may still need it.
     """
     family = f"{kind}-{_digest([str(folder.resolve()), *map(str, options)])[:16]}-"
     key = family + fingerprint(folder, files)
     for former in root().glob(f"{family}*"):
-        if former.name != key:
-            shutil.rmtree(former, ignore_errors=True)  # maps that others hold on it stay valid
+        with suppress(OSError):
+            if former.name != key and time.time() - former.stat().st_mtime > 7 * 86_400:
+                shutil.rmtree(former)
     return key
 
 

@@ -3,8 +3,10 @@
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -80,6 +82,18 @@ class DataSettings(Settings):
         if isinstance(values, dict) and values.get("source") == "folders":
             return dict.fromkeys((*_COUNTS, "validation"), 0) | values
         return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _paths_are_absolute(cls, values: Any) -> Any:
+        """So that the images are found again from wherever one is."""
+        if not isinstance(values, dict) or values.get("source") not in ("parquet", "folders"):
+            return values
+        path = values.get("path")
+        if not isinstance(path, str | os.PathLike) or not str(path):
+            return values
+        home = os.path.expanduser(path)  # noqa: PTH111 - Path's own raises for an unknown user
+        return values | {"path": str(Path(home).absolute())}
 
     @model_validator(mode="after")
     def _keys_fit_together(self) -> Self:

@@ -186,7 +186,7 @@ class FlowerEngine:
                 k = sent.pop(message.metadata.reply_to_message_id, -1)
                 if k in waiting and not (message.has_error() and message.error.code in GONE):
                     waiting.remove(k)
-                    yield read(message, k, sizes[k])
+                    yield read(message, k, sizes[k], simulated=bool(self.job.memory))
             if time.monotonic() > end:
                 break
             time.sleep(POLL if waiting else 0)
@@ -200,8 +200,9 @@ class FlowerEngine:
         return [name for name in self.grid.push_messages([message]) if name]
 
 
-def read(message: Message, k: int, down: int) -> Reply:
-    """A client's reply, or what is wrong with it. Nothing that a client sends can do more than that."""
+def read(message: Message, k: int, down: int, *, simulated: bool = False) -> Reply:
+    """A client's reply, or what is wrong with it. Nothing that a client sends can do more than that; only a
+    simulation counts right labels, too."""
     if message.has_error():
         reason = message.error.reason or f"error {message.error.code}"
         return Reply(k, Packet(), down, problem=f"it failed: {one_line(reason)}")
@@ -213,7 +214,8 @@ def read(message: Message, k: int, down: int) -> Reply:
         packet = Packet.from_bytes(wire)
         if not all(isinstance(value, bool | int | float | str) for value in packet.scalars.values()):
             raise TypeError("a scalar is none")
-        counts = message.content.config_records.get("diagnosis", ConfigRecord())
+        records = message.content.config_records if simulated else {}
+        counts = records.get("diagnosis", ConfigRecord())
         return Reply(k, packet, down, len(wire), {name: int(str(n)) for name, n in counts.items()})
     except Exception as error:  # whatever it sent, the round goes on without it
         return Reply(k, Packet(), down, problem=f"its reply cannot be read ({type(error).__name__})")
