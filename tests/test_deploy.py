@@ -298,6 +298,15 @@ def test_client_and_server_are_killed_and_come_back(crew: Crew, images: Path) ->
     assert same_weights(deployment.run, deployment.as_local())
 
 
+def test_a_run_that_starts_again_is_another_to_its_clients(tmp_path: Path) -> None:
+    from fedseal import deploy
+
+    first = deploy.identity(tmp_path)
+    assert deploy.identity(tmp_path) != first  # nothing has come of the first
+    (tmp_path / "state.safetensors").touch()
+    assert deploy.identity(tmp_path) == deploy.identity(tmp_path)
+
+
 def last_round(path: Path) -> int:
     return int(Packet.from_bytes(path.read_bytes()).scalars["t"])
 
