@@ -24,7 +24,8 @@ def test_every_preset_survives_a_round_trip(name: str) -> None:
 def test_a_method_with_a_table_among_its_options_is_explained(tmp_path: Path) -> None:
     file = tmp_path / "nest.py"
     file.write_text(
-        "from fedseal.methods.fedseal import FedSEAL\nclass Nest(FedSEAL):\n    w: dict[str, float] = {'a': 1.0}\n"
+        "from fedseal.methods.fedseal import FedSEAL\n"
+        "class Nest(FedSEAL):\n    w: dict[str, float] = {'a': 1.0}\n"
     )
     config = load_config("demo", {"method": f"{file}:Nest"})
     assert "[Nest.w]\na = 1.0\n" in config.explained()
