@@ -15,6 +15,7 @@ import torch
 import fedseal
 from fedseal.core import Packet
 from fedseal.errors import UserError
+from fedseal.processes import uninterrupted
 from fedseal.run import Checkpoint, sample, unusable
 
 SMALL = {
@@ -80,6 +81,22 @@ def test_killed_at_any_moment_and_resumed_ends_the_same(tmp_path: Path) -> None:
     for mine, theirs in zip(lines, reference, strict=True):
         mine.pop("seconds"), theirs.pop("seconds")
         assert mine == theirs
+
+
+def test_ctrl_c_waits_while_files_are_written() -> None:
+    before, done = (
+        signal.signal(signal.SIGINT, signal.default_int_handler),
+        [],
+    )  # a shell's "&" has it ignored
+    try:
+        with pytest.raises(KeyboardInterrupt), uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("written")
+        assert done == ["written"]
+        with pytest.raises(KeyboardInterrupt):  # and then it is as before
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_checkpoint_round_trip(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from fedseal.machine import cores, threads
 from fedseal.methods import METHODS, section
 from fedseal.model_file import load, save_model
 from fedseal.observers import Checkpoints, EventLog, Observer, ProgressBar, TensorBoard, Warnings, read_events
+from fedseal.processes import uninterrupted
 from fedseal.run import Checkpoint, Examination, rounds
 from fedseal.sites import Sites
 
@@ -158,8 +159,9 @@ def _train(
             stack.callback(observer.close)
         state = resumed.state if resumed else Packet()
         for event in rounds(config.chosen(), server, engine, sites, resumed):
-            for observer in observers:
-                observer(event)
+            with uninterrupted():
+                for observer in observers:
+                    observer(event)
             state = getattr(event, "state", state)
         memories = engine.memories()
     result = _finish(folder, sites, state, seconds())

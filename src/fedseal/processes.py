@@ -1,9 +1,11 @@
-"""Processes that end with the one that started them."""
+"""Processes that end with the one that started them, and when they may be interrupted."""
 
 import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 PARENT = "FEDSEAL_PARENT"  # in the environment of such a process: the number of the one that started it
 
@@ -22,3 +24,21 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the end of this: while files are written, and locks of other threads are held, which
+    an exception at the wrong moment would leave locked for ever."""
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            before(came[0], None)
