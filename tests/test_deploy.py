@@ -152,9 +152,10 @@ class Deployment:
         return self.crew.start(*words, program=program)
 
     def memory(self, name: str) -> Path:
-        """The one file in a client's memory, or where it will be."""
+        """The last file in a client's memory, or where it will be; a server that was killed before its first
+        checkpoint has left another."""
         folder = self.crew.folder / "memory" / name
-        return next(iter(folder.glob("*.safetensors")), folder / "none")
+        return max(folder.glob("*.safetensors"), key=lambda f: f.stat().st_mtime, default=folder / "none")
 
     def done(self) -> int:
         """The last round in the events."""
