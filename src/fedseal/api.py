@@ -189,7 +189,8 @@ def claim(folder: Path, config: Config, resume: bool) -> Config:
     """
     there, saved = folder / "config.toml", folder / "checkpoint"
     try:
-        begun = any(path.exists() for path in (folder / "events.jsonl", saved / "state.safetensors"))
+        left = (folder / "events.jsonl", folder / "summary.json", saved / "state.safetensors")
+        begun = any(path.exists() for path in left)
         if not folder.exists() or not any(folder.iterdir()):
             return config.with_threads(cores())
         if not begun and (saved / "lock").exists():  # of a start that came to nothing

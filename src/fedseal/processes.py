@@ -29,7 +29,7 @@ def end_with_parent() -> None:
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Ctrl-C waits until the end of this: while files are written, and locks of other threads are held, which
-    an exception at the wrong moment would leave locked for ever."""
+    an exception at the wrong moment could leave locked for ever."""
     before = signal.getsignal(signal.SIGINT)
     if not callable(before) or threading.current_thread() is not threading.main_thread():
         yield
