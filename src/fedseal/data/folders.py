@@ -141,8 +141,8 @@ def read_folders(
         return join("folders", read, server.classes), f"the folder {path}"
 
     parts = [path / name for name in ("server", "clients", "validation", "test") if (path / name).is_dir()]
-    files = [file for part in parts for name in _subfolders(part) for file in _files(part / name)]
     found = [part / name for part in parts for name in _subfolders(part)]  # one may have no file
+    files = [file for folder in found for file in _files(folder)]
     key = cache.own_key("folders", path, [*found, *files], size, channels)
     pool = cache.load(key)
     if pool is not None and pool.skipped:  # a build names each of them

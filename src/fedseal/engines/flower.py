@@ -64,8 +64,7 @@ def job_of(sites: Sites, run: str, *, data: bool) -> Job:
     config = {key: raw[key] for key in kept}
     config["augment"] = {"flip": pool.flips} | raw["augment"]
     if data:
-        path = {"path": str(Path(sites.config.data.path).resolve())} if sites.config.data.path else {}
-        config |= {"data": raw["data"] | path, "engine": raw["engine"]}
+        config |= {"data": raw["data"], "engine": raw["engine"]}
     else:
         config["method"] = Path(method).name  # where its file lies is the server's own affair
     return Job(
