@@ -1,12 +1,14 @@
 """The networks against the paper's table: parameters counted by hand, shapes, residual connections."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
-from torch.nn.functional import max_pool2d, relu
+from torch.nn.functional import conv2d, max_pool2d, relu
 
 from fedseal.errors import UserError
 from fedseal.models import BasicBlock, LeNet, ModelSettings, Network, ResNet9, build
@@ -238,9 +240,25 @@ def test_basic_block_of_zeros_is_the_identity_or_its_shortcut() -> None:
             assert isinstance(second, nn.Conv2d)
             second.weight.zero_()
         assert torch.equal(same(x), x)  # x ≥ 0, so the last ReLU lets it through
-        shortcut = wider.shortcut(x)
+        convolution = wider.shortcut[0]  # type: ignore[index]
+        shortcut = conv2d(x, convolution.weight, stride=2)
         assert shortcut.shape == (2, 8, 3, 3)
-        assert torch.equal(wider(x), relu(shortcut))
+        torch.testing.assert_close(wider(x), relu(shortcut))
+
+
+def test_narrow_resnet18_learns_on_one_thread() -> None:
+    """Convolutions of 1×1 with a stride crash oneDNN there; in a process of its own, which may die."""
+    code = """
+import torch
+from fedseal.models import ModelSettings, build
+torch.set_num_threads(1)
+settings = ModelSettings(name="resnet18", width=4)
+network = build(settings, channels=1, size=28, classes=10, mean=[0.0], std=[1.0], seed=0)
+for _ in range(3):
+    network(torch.rand(32, 1, 28, 28)).square().sum().backward()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("norm", ["none", "group"])

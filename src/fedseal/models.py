@@ -115,22 +115,26 @@ class ResNet9(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions around which the input goes by."""
+    """Two 3×3 convolutions around which the input goes by.
+
+    The 1×1 convolution of a shorter way with a stride gets only the pixels that it would see: a stride of its
+    own goes wrong in oneDNN, up to crashes, where channels are few (uxlfoundation/oneDNN, issue 6035).
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()
+        self.stride = stride
         self.first = _conv(inputs, outputs, norm, stride)
         self.second = nn.Sequential(
             nn.Conv2d(outputs, outputs, 3, padding=1, bias=False), _norm(norm, outputs)
         )
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), _norm(norm, outputs)
-            )
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, bias=False), _norm(norm, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        return relu(self.second(self.first(x)) + self.shortcut(x))
+        seen = x[:, :, :: self.stride, :: self.stride]
+        return relu(self.second(self.first(x)) + self.shortcut(seen))
 
 
 class ResNet18(nn.Module):
