@@ -13,10 +13,10 @@ from fedseal.errors import UserError
 from fedseal.later import Later
 
 if TYPE_CHECKING:
-    from fedseal import machine
+    from fedseal import estimate, machine
     from fedseal import reproduce as lib
 else:
-    lib, machine = map(Later, ("reproduce", "machine"))
+    lib, machine, estimate = map(Later, ("reproduce", "machine", "estimate"))
 
 console = Console(highlight=False)
 
@@ -124,12 +124,18 @@ def _grid(title: str, rows: dict[str, dict[str, str]]) -> Grid:
 
 def _list(library: "lib.Library", seeds: int, scale: "lib.Scale") -> None:
     grid = Grid("name", "what", "cells run", "time left", box=None, header_style="bold")
-    for table in lib.tables().values():
-        cells = table.cells(seeds, scale)
-        missing = [cell for cell in cells if library.find(cell) is None]
-        times = [library.seconds(cell) for cell in missing]
-        known = sum(time for time in times if time is not None)
-        left = "" if not missing else "not known" if None in times else f"{known / 3600:.1f} h"
-        grid.add_row(table.name, escape(table.title), f"{len(cells) - len(missing)}/{len(cells)}", left)
+    with console.status("timing the networks"):
+        for table in lib.tables().values():
+            cells = table.cells(seeds, scale)
+            missing = [cell for cell in cells if library.find(cell) is None]
+            left = _about(sum(estimate.seconds(cell.config) for cell in missing)) if missing else ""
+            grid.add_row(table.name, escape(table.title), f"{len(cells) - len(missing)}/{len(cells)}", left)
     console.print(grid)
-    console.print(f"scale: {scale}; times are those of the runs under {library.folder}, one cell at a time")
+    console.print(f"scale: {scale}; times are estimated for this machine, {machine.cores()} cores")
+
+
+def _about(seconds: float) -> str:
+    minutes = seconds / 60
+    if minutes < 100:
+        return f"≈ {minutes:.0f} min" if minutes >= 1 else "< 1 min"
+    return f"≈ {minutes / 60:.0f} h" if minutes < 60 * 48 else f"≈ {minutes / 60 / 24:.0f} days"

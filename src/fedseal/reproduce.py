@@ -160,20 +160,6 @@ class Library:
         self.runs.setdefault(identity(cell.config), []).append(result)
         return result
 
-    def seconds(self, cell: Cell) -> float | None:
-        """How long the cell may take: as long a round as its method, or else FedSEAL, took on that preset."""
-        like = [
-            (str(run.summary["method"]), float(run.summary["seconds"]) / int(run.summary["rounds"]))
-            for runs in self.runs.values()
-            for run in runs
-            if run.folder.parent.name in (folder_name(cell.table, cell.scale), cell.table.preset)
-        ]
-        for method in (cell.config.method, "fedseal"):
-            rates = [rate for name, rate in like if name == method]
-            if rates:
-                return mean(rates) * cell.config.rounds
-        return None
-
 
 def identity(config: Config) -> str:
     """What a measured run is found by: all that decides its result but the last bit, which threads do."""
