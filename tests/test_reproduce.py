@@ -36,6 +36,20 @@ def test_there_are_eight_tables_and_five_figures() -> None:
         lib.find_table("table-mnist")
 
 
+def test_what_a_row_changes_counts_more_than_what_the_scale_does() -> None:
+    table = lib.find_table("table-cifar10")
+
+    def rates(row: str, scale: lib.Scale) -> tuple[float, float, int]:
+        config = lib.Cell(table, row, "IID", 0, scale).config
+        return config.server.lr, config.client.lr, config.client.epochs
+
+    assert rates("FedSEAL", "paper") == (0.001, 0.001, 5)
+    assert rates("FedSEAL", "reduced") == (0.01, 0.01, 2)
+    # FedRGD's server learns 3.5 times as fast as its clients, which have one epoch
+    assert rates("FedRGD", "paper") == (0.0035, 0.001, 1)
+    assert rates("FedRGD", "reduced") == (0.035, 0.01, 1)
+
+
 @pytest.mark.parametrize("name", lib.tables())
 @pytest.mark.parametrize("scale", ["paper", "reduced", "smoke"])
 def test_every_cell_is_a_configuration(name: str, scale: lib.Scale) -> None:

@@ -67,9 +67,15 @@ class Cell:
     def changes(self) -> dict[str, Any]:
         """What it changes in the table's preset."""
         table = self.table
-        reduced = table.reduced if self.scale == "reduced" else {}
-        smoke = SMOKE if self.scale == "smoke" else {}
-        return {**table.columns[self.column], **reduced, **table.rows[self.row], **smoke, "seed": self.seed}
+        column, row = table.columns[self.column], table.rows[self.row]
+        match self.scale:
+            case "paper":
+                changes = column | row
+            case "reduced":
+                changes = column | table.reduced | row | table.reduced_rows.get(self.row, {})
+            case "smoke":
+                changes = column | row | SMOKE
+        return changes | {"seed": self.seed}
 
     @cached_property
     def config(self) -> Config:
@@ -85,7 +91,8 @@ class Table:
     preset: str
     rows: Mapping[str, dict[str, Any]]
     columns: Mapping[str, dict[str, Any]]
-    reduced: Mapping[str, Any]
+    reduced: dict[str, Any]  # what the reduced scale changes; what a row changes counts more
+    reduced_rows: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # and these most
     paper: Mapping[str, list[float]] = field(default_factory=dict)  # per cent, in the columns' order
     figure: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
