@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, max_pool2d, relu
 
 from fedseal.errors import UserError
-from fedseal.models import BasicBlock, LeNet, ModelSettings, Network, ResNet9, build
+from fedseal.models import BasicBlock, LeNet, ModelSettings, Network, Pool, ResNet9, build
 
 
 def make(channels: int = 3, size: int = 32, classes: int = 10, seed: int = 0, **model: object) -> Network:
@@ -229,6 +229,19 @@ def test_resnet9_blocks_of_zeros_are_the_identity() -> None:
     assert float(pool1[2].abs().max()) > 0 and float(pool3[2].abs().max()) > 0
     assert torch.equal(conv5[1], pool1[2])
     assert torch.equal(last[1], pool3[2])
+
+
+@pytest.mark.parametrize("shape", [(3, 6, 28, 28), (2, 16, 10, 10), (2, 3, 9, 7), (1, 2, 2, 3)])
+def test_pool_is_max_pool_with_and_without_gradients(shape: tuple[int, ...]) -> None:
+    x = torch.randint(-3, 3, shape, generator=torch.Generator().manual_seed(0)).float()
+    x = x.contiguous(memory_format=torch.channels_last)
+    expected = max_pool2d(x, 2)
+    with torch.no_grad():
+        assert torch.equal(Pool()(x), expected)
+    ours, theirs = (x.clone().requires_grad_() for _ in range(2))
+    Pool()(ours).square().sum().backward()
+    max_pool2d(theirs, 2).square().sum().backward()
+    assert ours.grad is not None and theirs.grad is not None and torch.equal(ours.grad, theirs.grad)
 
 
 def test_basic_block_of_zeros_is_the_identity_or_its_shortcut() -> None:
