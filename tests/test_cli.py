@@ -32,6 +32,11 @@ def test_help_has_an_example(fedseal: Command, command: str) -> None:
     assert f"Example:  fedseal {command}" in answer.out
 
 
+def test_help_explains_arguments(fedseal: Command) -> None:
+    assert "A name from 'fedseal presets', or a file." in fedseal("train", "--help").out
+    assert "A table or figure; see --list." in fedseal("reproduce", "--help").out
+
+
 def test_help_of_the_program_has_a_first_run(fedseal: Command) -> None:
     answer = fedseal("--help")
     assert answer.code == 0 and "fedseal train demo --baseline" in answer.out
@@ -67,6 +72,7 @@ def test_show_says_what_keys_mean(fedseal: Command) -> None:
     out = fedseal("show", "demo", "--set", "method=semifl").out
     assert 'method = "semifl"  # the method: fedseal, ' in out
     assert "\n# flip =  # mirror images; left out: as fits the data set (not digits)\n" in out
+    assert "# the network; one of lenet, resnet9, resnet18\n" in out
     assert "\n[semifl]\n" in out and "# confidence from which a pseudo-label counts\n" in out
 
 

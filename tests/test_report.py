@@ -97,6 +97,10 @@ def test_names_of_classes_are_text(own: dict[str, Any], shapes: Path, tmp_path: 
     text = (run.folder / "report.html").read_text("utf-8")
     assert "&lt;b&gt;&amp;round" in text and "<b>&round" not in text
     assert "<th>client</th><th>images</th>" in text  # nobody knows the clients' labels
+    assert "fedseal train" in text
+    (shapes / "server").rename(shapes / "labels")  # as where only the labels are: a run that was served
+    text = api.write_report([run.folder]).read_text("utf-8")
+    assert "fedseal train" not in text and "--test DIR" in text
 
 
 def test_several_runs_beside_each_other(

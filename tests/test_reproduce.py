@@ -117,6 +117,7 @@ def test_cells_are_run_once_kept_and_verified(here: Path, fedseal: Command) -> N
     )
     fedseal(*words, "--verify", cells[1]).refuses(f"{cells[1]} differs", "from round 2 on")
     fedseal(*words, "--verify", "other").refuses("no cell 'other'", cells[0])
+    fedseal(*words, "--verify", cells[1].replace("seed0", "seed7")).refuses("not been measured")
     fedseal("reproduce", "table-fmnist-labels", *SMOKE, "--verify", "server-sl-500-labels-seed0").refuses(
         "has not been measured yet"
     )

@@ -32,7 +32,7 @@ from fedseal.model_file import load, save_model
 from fedseal.observers import Checkpoints, EventLog, Observer, ProgressBar, TensorBoard, Warnings, read_events
 from fedseal.processes import uninterrupted
 from fedseal.run import Checkpoint, Examination, rounds
-from fedseal.sites import Sites
+from fedseal.sites import Sites, images_are_elsewhere
 
 StartEngine = Callable[[Sites, Mapping[str, bytes]], Engine]  # from the sites and the clients' memories
 
@@ -333,7 +333,7 @@ def evaluate(run: str | os.PathLike[str], test: str | os.PathLike[str] | None = 
         raise UserError(f"{folder} is no run folder: it has no config.toml.")
     config = load_config(folder / "config.toml")
     model = load(folder).model
-    if _images_are_elsewhere(config):
+    if images_are_elsewhere(config):
         raise UserError(f"The clients' images of the run in {folder} are not here: give --test DIR.")
     sites = Sites(config, deal(config.data, config.seed))
     if sites.federation.fingerprint != _split_of(folder):
@@ -355,17 +355,12 @@ def write_report(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[
         return path
     [folder] = folders
     config, saved = load_config(folder / "config.toml"), folder / "checkpoint" / "state.safetensors"
-    if _images_are_elsewhere(config):
+    if images_are_elsewhere(config):
         return report.write(folder, None, {})
     sites = Sites(config, deal(config.data, config.seed))
     kept = Checkpoint.load(saved, _identity(sites)).memories if saved.exists() else {}
     with threads(config.server.threads):
         return report.write(folder, sites, kept)
-
-
-def _images_are_elsewhere(config: Config) -> bool:
-    """True of a run that was served: only the labels are on this machine."""
-    return config.data.source == "folders" and not (Path(config.data.path) / "server").is_dir()
 
 
 def _identity(sites: Sites) -> str:

@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedseal import cli_deploy, cli_reproduce
+from fedseal.cli_deploy import PRESET
 from fedseal.errors import UserError
 from fedseal.later import Later
 from fedseal.processes import end_with_parent
@@ -73,7 +74,7 @@ def options(
 
 @app.command(epilog="Example:  fedseal train fmnist-lenet --seed 1 --set fedseal.theta=0.05 --out runs/theta")
 def train(
-    source: Annotated[str, typer.Argument(metavar="[PRESET|FILE.toml]")] = "demo",
+    source: Annotated[str, typer.Argument(metavar="[PRESET|FILE.toml]", help=PRESET)] = "demo",
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -166,7 +167,7 @@ def list_presets() -> None:
 
 @app.command(epilog="Example:  fedseal show fmnist-lenet --set method=semifl > mine.toml")
 def show(
-    preset: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml")],
+    preset: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml", help=PRESET)],
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a key.")
     ] = None,
@@ -176,9 +177,9 @@ def show(
     typer.echo(configs.load_config(preset, changes).explained(), nl=False)
 
 
-@app.command(epilog="Example:  fedseal evaluate runs/demo")
+@app.command(epilog="Example:  fedseal evaluate runs/demo-seed0")
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")],
     test: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Labelled images to measure on, a folder per class.")
     ] = None,
@@ -190,7 +191,7 @@ def evaluate(
 
 @app.command(epilog="Example:  fedseal report runs/demo-seed0 runs/demo-semifl-seed0 --out comparison.html")
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The runs' folders.")],
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Of a comparison; left out: comparison.html.")
     ] = None,
@@ -199,10 +200,10 @@ def report(
     typer.echo(api.write_report(runs, out))
 
 
-@app.command(epilog="Example:  fedseal predict runs/demo shoe.png shirt.jpg")
+@app.command(epilog="Example:  fedseal predict runs/demo-seed0 shoe.png shirt.jpg")
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN")],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files.")],
 ) -> None:
     """Say the class, and how sure the model is, for image files of your own."""
     for path, (name, confidence) in zip(images, model_file.load(run).predict(images), strict=True):
@@ -238,7 +239,7 @@ def data_get(
 
 @data_app.command("show", epilog="Example:  fedseal data show fmnist-lenet --set data.alpha=0.1")
 def data_show(
-    source: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml")],
+    source: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml", help=PRESET)],
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE")] = None,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Also draw the clients' class mix to a file.")

@@ -25,6 +25,7 @@ keys_app = typer.Typer(
     epilog="Example:  fedseal keys init keys --host server.example --client north --client south",
 )
 
+PRESET = "A name from 'fedseal presets', or a file."
 Keys = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of all keys.")]
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="The new clients' names.")]
 
@@ -61,7 +62,7 @@ def _say(files: list[Path], folder: Path) -> None:
 
 
 def serve(
-    source: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml")],
+    source: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml", help=PRESET)],
     labels: Annotated[Path, typer.Option(metavar="DIR", help="The labelled images, a folder per class.")],
     keys: Annotated[Path | None, typer.Option(metavar="DIR", help="As made by 'fedseal keys init'.")] = None,
     host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
@@ -123,7 +124,7 @@ def serve(
 
 
 def join(
-    server: Annotated[str, typer.Argument(metavar="HOST:PORT")],
+    server: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where 'fedseal serve' runs.")],
     images: Annotated[Path, typer.Option(metavar="DIR", help="The images, which stay here.")],
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="What 'fedseal keys' made.")] = None,
     memory: Annotated[

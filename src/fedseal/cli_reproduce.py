@@ -59,7 +59,7 @@ def reproduce(
     table = lib.find_table(name)
     if verify is not None:
         work.mkdir(parents=True, exist_ok=True)
-        console.print(escape(lib.verify(table, verify, size, seeds, library, work)))
+        console.print(escape(lib.verify(table, verify, size, library, work)))
         return
     cells = [cell for cell in table.cells(seeds, size) if only in cell.name]
     if not cells:

@@ -8,10 +8,11 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from fedseal.core import Augmentation, Learning, Method, ServerLearning
 from fedseal.data.splits import DataSettings
@@ -109,9 +110,9 @@ class Config(Settings):
                 found = self.options.get(line.strip("[]")) or getattr(self, line.strip("[]"), None)
                 model = type(found) if isinstance(found, BaseModel) else BaseModel  # a table among options
                 unset = {k: about for k, about in model.model_fields.items() if getattr(found, k) is None}
-                lines += [line, *(f"# {k} =  # {about.description or ''}" for k, about in unset.items())]
+                lines += [line, *(f"# {k} =  # {_about(about)}" for k, about in unset.items())]
             else:
-                about = model.model_fields[key].description if key in model.model_fields else None
+                about = _about(model.model_fields[key]) if key in model.model_fields else ""
                 lines.append(f"{line}  # {about}" if about else line)
         return "\n".join(lines) + "\n"
 
@@ -126,6 +127,14 @@ class Config(Settings):
             relevant["augment"] = {k: relevant["augment"].get(k) for k in ("flip", "shift")}
         relevant["method"] = chosen + code(self.method)  # wherever its file is, whatever it is called
         return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _about(field: FieldInfo) -> str:
+    """What a key means, with the values that it can have if they are few and not named there."""
+    text, choices = field.description or "", get_args(field.annotation)
+    if get_origin(field.annotation) is not Literal or all(str(choice) in text for choice in choices):
+        return text
+    return f"{text}; one of {', '.join(map(str, choices))}"
 
 
 def presets() -> dict[str, str]:

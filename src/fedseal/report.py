@@ -23,7 +23,7 @@ from fedseal.learn import predict
 from fedseal.methods.fedseal import FedSEAL
 from fedseal.model_file import load
 from fedseal.observers import read_events
-from fedseal.sites import Sites
+from fedseal.sites import Sites, images_are_elsewhere
 from fedseal.weights import Tensors, save
 
 BINS = 10  # of the calibration
@@ -279,8 +279,10 @@ def card(federation: Federation, k: int, row: int, mean: torch.Tensor) -> str:
 
 def repeating(run: Run) -> list[str]:
     """The commands to repeat it, and the whole configuration."""
-    words = ["fedseal", "train", str(run.folder / "config.toml"), "--out", "again"]
-    commands = f"{shlex.join(words)}\nfedseal evaluate {shlex.quote(str(run.folder))}"
+    repeat = ["fedseal", "train", str(run.folder / "config.toml"), "--out", "again"]
+    measure = ["fedseal", "evaluate", str(run.folder)]
+    elsewhere = images_are_elsewhere(run.config)
+    commands = "\n".join(map(shlex.join, [[*measure, "--test", "DIR"]] if elsewhere else [repeat, measure]))
     versions = ", ".join(f"{name} {number}" for name, number in run.summary["versions"].items())
     text = (
         f"<pre>{escape(commands)}</pre><p>Made with {escape(versions)}.</p>"

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -99,6 +100,11 @@ class Sites:
         pool = self.federation.pool
         pixels = torch.from_numpy(np.ascontiguousarray(pool.pixels[rows]))
         return Images(pixels, torch.from_numpy(pool.labels[rows]) if labels else None)
+
+
+def images_are_elsewhere(config: Config) -> bool:
+    """True of a run that was served: only the labels are on this machine."""
+    return config.data.source == "folders" and not (Path(config.data.path) / "server").is_dir()
 
 
 class Diagnosis:

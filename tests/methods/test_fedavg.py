@@ -41,6 +41,22 @@ def test_fedavg_sl_is_standard_fedavg() -> None:
         assert all(torch.equal(end.tensors[group][name], value) for name, value in mean.items())
 
 
+def test_fedavg_sl_can_have_a_servers_step() -> None:
+    """Then w^t is what the server's labels make of the average, and the round ends with the clients' mean."""
+    sites = make("fedavg-sl", **{"fedavg-sl.server_step": True})
+    method, server, model = sites.config.chosen(), sites.server(), sites.network()
+    state, round = method.start(server), Round(1, (0,), range(3))
+    after, requests = method.server_round(round, state, server)
+    expected = train_supervised(server, state.tensors["average"], 1, stream="rounds")
+    for packet in (after, requests[0]):
+        assert all(torch.equal(packet.tensors["model"][name], value) for name, value in expected.items())
+    reply, _ = method.client_round(requests[0], Packet(), sites.client(0, model))
+    end = method.collect(round, after, {0: reply}, server)
+    assert all(torch.equal(end.tensors["model"][name], value) for name, value in expected.items())
+    trained = train_supervised(sites.client(0, model), expected, 1)
+    assert all(torch.equal(end.tensors["average"][name], value) for name, value in trained.items())
+
+
 @pytest.mark.parametrize("method", ["fedavg-fixmatch", "fedavg-uda"])
 def test_a_client_minimises_its_methods_loss(method: str) -> None:
     """One step over one batch equals a step made by hand with the loss function."""

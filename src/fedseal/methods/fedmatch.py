@@ -5,7 +5,8 @@ comes back and is averaged. Every tenth round a client also gets the ψ of its t
 it is drawn to their predictions, and they vote with it on pseudo-labels. Nearness is that of the outputs for
 one fixed image of noise.
 
-With σ held, a step on ψ is the same step on w = σ + ψ; so w is what is trained, and ψ = w − σ.
+With σ held, a step on ψ is the same step on w = σ + ψ; so w is what is trained, and ψ = w − σ. (Weight decay
+is on w, too, not on the part that is trained.)
 
 Differs from the original: clients augment by this library's RandAugment; σ's server step augments as
 `server.augment` says (the original: not at all); learning rates, momentum, epochs and batches are those of

@@ -26,7 +26,8 @@ class FedSEAL(Method):
     negative: bool = Field(True, description="negative learning on images outside D⁺")
     theta: float = Field(0.1, ge=0, le=1, description="θ: complementary labels have p̄ ≤ θ")
     threshold: Literal["true-count", "predicted-count", "fixed"] = Field(
-        "predicted-count", description="τ: Eq. 5 over the images predicted, as printed, or one fixed value"
+        "predicted-count",
+        description="τ: Eq. 5 over the images predicted (predicted-count), as printed (true-count), or fixed",
     )
     tau: float = Field(0.9, ge=0, description="the fixed value")
     labels: Literal["hard", "soft"] = Field("hard", description="pseudo-labels: the class, or p̄ itself")
@@ -35,7 +36,8 @@ class FedSEAL(Method):
     schedule_rate: float = Field(0.95, ge=0.5, le=1, description="λ's rate per round")
     schedule_until: int = Field(100, ge=0, le=1000, description="the round after which λ stays")
     batches: Literal["joint", "paired"] = Field(
-        "paired", description="a mini-batch: B_c of D⁺ ∪ D⁻, or B_c of each with the smaller set repeated"
+        "paired",
+        description="a mini-batch: joint, B_c of D⁺ ∪ D⁻, or paired, B_c of each, the smaller set repeated",
     )
 
     def start(self, server: Site) -> Packet:
