@@ -23,7 +23,10 @@ from fedseal.settings import Settings
 
 
 class EngineSettings(Settings):
-    """The `[engine]` section: how a run is carried out. Nothing here changes its result."""
+    """The `[engine]` section: how a run is carried out.
+
+    It does not change the result, but for last bits on another device, and for clients that miss a deadline.
+    """
 
     name: Literal["local", "flower"] = Field(
         "local", description="clients in worker processes of this machine, or on Flower (its simulation)"

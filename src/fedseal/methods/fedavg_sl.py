@@ -22,7 +22,11 @@ class FedAvgSL(FedAvg):
     needs_client_labels: ClassVar[bool] = True
     strong_views: ClassVar[bool] = False
 
-    server_step: bool = Field(False, description="the server learns from its own labels in every round, too")
+    server_step: bool | None = (
+        Field(  # None rather than False: what was measured without the key stays as it is
+            None, description="true: the server learns from its own labels in every round, too"
+        )
+    )
 
     def server_round(self, round: Round, state: Packet, server: Site) -> tuple[Packet, dict[int, Packet]]:
         if self.server_step:
