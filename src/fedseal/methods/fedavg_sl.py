@@ -22,10 +22,9 @@ class FedAvgSL(FedAvg):
     needs_client_labels: ClassVar[bool] = True
     strong_views: ClassVar[bool] = False
 
-    server_step: bool | None = (
-        Field(  # None rather than False: what was measured without the key stays as it is
-            None, description="true: the server learns from its own labels in every round, too"
-        )
+    # None rather than False: the configurations of what was measured before stay as they are.
+    server_step: bool | None = Field(
+        None, description="true: the server learns from its own labels in every round, too"
     )
 
     def server_round(self, round: Round, state: Packet, server: Site) -> tuple[Packet, dict[int, Packet]]:
