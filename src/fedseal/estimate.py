@@ -33,7 +33,7 @@ def images(config: Config) -> tuple[float, float]:
     tested += data.test_per_client * data.clients
     server = data.labels * config.server.epochs + 2 * PREDICTION * tested / config.evaluate_every  # wᵗ, w̄
     trained, everyones = (n * data.images_per_client for n in (config.cohort or data.clients, data.clients))
-    clients = CLIENT * trained * config.client.epochs if config.method != "server-sl" else 0.0
+    clients = CLIENT * trained * config.client.epochs if method.asks_clients else 0.0
     if getattr(method, "ensemble", False):
         clients += PREDICTION * everyones
     before = data.labels * getattr(method, "bootstrap_epochs", 0)
@@ -46,7 +46,7 @@ def seconds_per_image(settings: ModelSettings, shape: tuple[int, int, int]) -> f
     channels, size, _ = shape
     zeros, ones = [0.0] * channels, [1.0] * channels
     network = build(settings, channels=channels, size=size, classes=10, mean=zeros, std=ones, seed=0)
-    batch, labels = torch.zeros(BATCH, *shape), torch.zeros(BATCH, dtype=torch.long)
+    batch, labels = torch.rand(BATCH, *shape), torch.zeros(BATCH, dtype=torch.long)
     times = []
     with threads(1):
         for _ in range(2):
