@@ -18,4 +18,4 @@ def test_images_of_a_run_by_hand() -> None:
 def test_a_larger_network_takes_longer() -> None:
     shape = (3, 32, 32)
     small, large = (ModelSettings(name="resnet9", width=width) for width in (4, 64))
-    assert estimate.seconds_per_image(large, shape) > 4 * estimate.seconds_per_image(small, shape) > 0
+    assert estimate.seconds_per_image(large, shape) > estimate.seconds_per_image(small, shape) > 0
