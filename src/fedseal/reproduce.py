@@ -305,14 +305,15 @@ def margin(method: Measured, low: Measured) -> str:
 def gap_recovered(method: Measured, low: Measured, high: Measured) -> str:
     """(method − Server-SL)/(FedAvg-SL − Server-SL): how much of what labels would gain is gained without.
 
-    Means over the seeds that all three have, and how many that are; (the paper's).
+    Means over the seeds that all three have, and how many that are if the method has more; (the paper's).
     """
     common = [seed for seed in method.ours if seed in low.ours and seed in high.ours]
     gained, gap = (sum(one.ours[s] - low.ours[s] for s in common) for one in (method, high))
     paper = "–"
     if method.paper is not None and low.paper is not None and high.paper is not None:
         paper = f"{(method.paper - low.paper) / (high.paper - low.paper):.0%}"
-    return f"{gained / gap:.0%} over {len(common)} seed(s) ({paper})" if gap > 0 else f"– ({paper})"
+    fewer = f" over {len(common)} of {len(method.ours)} seeds" if len(common) < len(method.ours) else ""
+    return f"{gained / gap:.0%}{fewer} ({paper})" if gap > 0 else f"– ({paper})"
 
 
 def readings(measured: Mapping[str, Mapping[str, Measured]]) -> dict[str, dict[str, str]]:
