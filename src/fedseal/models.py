@@ -132,8 +132,8 @@ class ResNet9(nn.Module):
 class BasicBlock(nn.Module):
     """Two 3×3 convolutions around which the input goes by.
 
-    The 1×1 convolution of a shorter way with a stride gets only the pixels that it would see: a stride of its
-    own goes wrong in oneDNN, up to crashes, where channels are few (uxlfoundation/oneDNN, issue 6035).
+    The shortcut's 1×1 convolution gets only the pixels that a stride would let it see: a stride of its own
+    goes wrong in oneDNN, up to crashes, where channels are few (uxlfoundation/oneDNN, issue 6035).
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:

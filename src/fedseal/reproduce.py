@@ -357,9 +357,10 @@ def draw(table: Table, library: Library, scale: Scale) -> Path | None:
 
 def verify(table: Table, name: str, scale: Scale, library: Library, work: Path) -> str:
     """Runs a measured cell once more; says whether all numbers of every round are the same."""
-    seed = re.search(r"(?<=-seed)\d+$", name)
-    places = [(row, column) for row in table.rows for column in table.columns]
-    cells = {c.name: c for c in (Cell(table, *place, int(seed[0]) if seed else 0, scale) for place in places)}
+    found = re.search(r"-seed(\d+)$", name)
+    seed = int(found[1]) if found else 0
+    those = [Cell(table, row, column, seed, scale) for row in table.rows for column in table.columns]
+    cells = {cell.name: cell for cell in those}
     if name not in cells:
         raise UserError(f"There is no cell '{name}' in {table.name}; there are {', '.join(cells)}.")
     cell = cells[name]
