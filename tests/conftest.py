@@ -146,3 +146,15 @@ def own(shapes: Path) -> dict[str, Any]:
         "client.epochs": 1,
         "engine.workers": 1,
     }
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    found = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in found.read_text().split()] if found.exists() else []
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody has asked how it ended does not."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"

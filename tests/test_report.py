@@ -124,6 +124,14 @@ def test_what_is_no_run_is_named(fedseal: Command, copy: Path, tmp_path: Path) -
     assert not (tmp_path / "both.html").exists()
 
 
+def test_a_report_goes_where_it_is_told(fedseal: Command, copy: Path, tmp_path: Path) -> None:
+    (copy / "report.html").unlink()
+    assert fedseal("report", copy, "--out", tmp_path / "one.html").code == 0
+    assert "Confusion" in (tmp_path / "one.html").read_text("utf-8") and not (copy / "report.html").exists()
+    (copy / "events.jsonl").write_text("7\n")
+    fedseal("report", copy).refuses(f"{copy / 'events.jsonl'} is missing or damaged")
+
+
 def test_ticks_are_round_numbers() -> None:
     assert charts.ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
     assert charts.ticks(1, 150, 8) == pytest.approx([20, 40, 60, 80, 100, 120, 140])
@@ -132,12 +140,15 @@ def test_ticks_are_round_numbers() -> None:
 
 
 def test_a_line_goes_from_corner_to_corner() -> None:
-    """Points (1, 0) and (3, 1) are the plot's lower left and upper right: its margins are 56, 24, 12, 36."""
+    """Points (2, 0.5) and (3, 1) are at its bottom and its upper right: its margins are 56, 24, 12, 36."""
     text = charts.lines({"a<": [(1, 0.0), (2, 0.5), (3, 1.0)]})
     [path] = re.findall(r'line" d="M([^"]*)"', text)
     points = [tuple(map(float, point.split())) for point in path.split("L")]
-    # the first point is not what the scale is set by: it runs along the edge of what comes after
-    assert points == [(56.0, 264.0), (336.0, 264.0), (616.0, 12.0)]
+    # the first point is not what the scale is set by: it lies as far below the plot as the plot is high
+    assert points == [(56.0, 516.0), (336.0, 264.0), (616.0, 12.0)]
+    assert (
+        '<svg x="54" y="10" width="564" height="256" viewBox="54 10 564 256"><path' in text
+    )  # cut off there
     assert "<title>a&lt;</title>" in text
 
 

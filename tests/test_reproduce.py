@@ -2,19 +2,20 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from conftest import Command, contents
+from conftest import Command, alive, children, contents
 from fedseal import reproduce as lib
 from fedseal.errors import UserError
 
@@ -88,7 +89,7 @@ def test_margin_and_gap_recovered() -> None:
 def test_cells_are_run_once_kept_and_verified(here: Path, fedseal: Command) -> None:
     words = ("reproduce", "figure-self-ensemble", *SMOKE)
     listed = fedseal("reproduce", "--list", *SMOKE).out
-    assert "0/2" in listed and "min" in listed
+    assert "0/2" in listed and "≈" in listed + fedseal("reproduce", "--list").out
     assert "not all" in fedseal(*words, "--no-run").out
     answer = fedseal(*words, "--jobs", 2)
     assert answer.code == 0, answer.err
@@ -103,11 +104,15 @@ def test_cells_are_run_once_kept_and_verified(here: Path, fedseal: Command) -> N
     assert [len(points) for points in data.values()] == [2, 2]
 
     before = contents(place)
+    shutil.rmtree(here / "runs")
     assert fedseal(*words).code == 0
+    assert not (here / "runs").exists()
     assert contents(place).keys() == before.keys()
     assert {k: v[0] for k, v in contents(place).items()} == {k: v[0] for k, v in before.items()}
 
+    assert "2/2" in fedseal("reproduce", "--list", *SMOKE).out
     assert "the same 2 rounds" in fedseal(*words, "--verify", cells[1]).out
+    assert not (here / "runs" / "reproduce" / "verify").exists()
     events = place / cells[1] / "events.jsonl"
     events.write_text(
         events.read_text("utf-8").replace('"t": 2, "test_accuracy": 0.', '"t": 2, "test_accuracy": 1.')
@@ -127,6 +132,11 @@ def test_a_table_is_printed_and_marked(here: Path, fedseal: Command) -> None:
     assert "SMOKE SCALE" in answer.out and "(74.95)" in answer.out and "not run" not in answer.out
     assert len(list((here / "results").rglob("summary.json"))) == 2
     assert "not run" in fedseal("reproduce", "table-fmnist-labels", "--no-run").out  # at the paper's scale
+
+
+def test_this_version_has_its_own_numbers() -> None:
+    """A release must say whether its numbers are those of the last."""
+    assert lib.SAME[-1] == version("fedseal")
 
 
 def test_what_serves_for_a_cell(here: Path) -> None:
@@ -161,48 +171,63 @@ def test_what_was_left_by_a_kill_is_passed_over_and_damage_is_named(here: Path) 
     assert lib.Library(results).runs == {}
     (results / "cell").mkdir()
     (results / "cell" / "summary.json").write_text("{")
-    with pytest.raises(UserError, match=r"cell/summary.json is damaged: delete its folder"):
+    with pytest.raises(UserError, match=r"results/cell is damaged: delete it"):
         lib.Library(results)
 
 
 def test_a_cell_that_fails_is_named_and_the_others_go_on(here: Path) -> None:
     table = lib.find_table("figure-theta")
-    rows: dict[str, Any] = {"bad": {"model.name": "resnet9"}, "good": {"method": "server-sl"}}
+    rows: dict[str, Any] = {"bad": {"server.lr": 1e9}, "good": {"method": "server-sl"}}
     library = lib.Library(here / "results")
     *_, last = lib.run_cells(replace(table, rows=rows).cells(1, "smoke"), library, here / "runs", 1)
     assert (
-        list(last.failed) == ["bad-dir-0.3-seed0"]
-        and "ResNet-9 needs images" in last.failed["bad-dir-0.3-seed0"]
+        list(last.failed) == ["bad-dir-0.3-seed0"] and "lower server.lr" in last.failed["bad-dir-0.3-seed0"]
     )
     assert [path.parent.name for path in (here / "results").rglob("summary.json")] == ["good-dir-0.3-seed0"]
 
 
 def test_killed_it_leaves_no_process_and_goes_on(here: Path, fedseal: Command) -> None:
+    """SIGKILL after round 1 of 2: neither cell nor workers outlive it, and round 1 is not run again."""
     table = lib.find_table("figure-correct-rates")
     words = ["reproduce", table.name, *SMOKE]
     process = subprocess.Popen([sys.executable, "-m", "fedseal", *words], stdout=subprocess.DEVNULL)
-    end = time.monotonic() + 120
-    run = here / "runs" / "reproduce"
-    while not list(run.rglob("config.toml")) and time.monotonic() < end:
-        time.sleep(0.02)
-    [child] = [
-        int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    ]
+    [cell] = table.cells(1, "smoke")
+    run = here / "runs" / "reproduce" / lib.SAME[0] / f"{lib.identity(cell.config)}-2"
+    events, end = run / "events.jsonl", time.monotonic() + 120
+    while not (events.exists() and events.read_text("utf-8").count("\n") == 1):
+        assert time.monotonic() < end and process.poll() is None
+        time.sleep(0.005)
+    below = children(process.pid)
+    below += [worker for child in below for worker in children(child)]
+    first = events.read_text("utf-8").splitlines()[0]
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    while Path(f"/proc/{child}").exists() and time.monotonic() < end:
-        with suppress(OSError):
-            if Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
-                break
+    assert len(below) > 1
+    while any(alive(pid) for pid in below):
+        assert time.monotonic() < end
         time.sleep(0.05)
-    assert time.monotonic() < end
     answer = fedseal(*words)
     assert answer.code == 0, answer.err
-    assert lib.Library(here / "results").find(table.cells(1, "smoke")[0]) is not None
+    found = lib.Library(here / "results").find(cell)
+    assert found is not None
+    assert (found.folder / "events.jsonl").read_text("utf-8").splitlines()[0] == first  # seconds and all
+
+
+def test_damage_is_named_and_never_a_number(here: Path, fedseal: Command) -> None:
+    words = ("reproduce", "figure-correct-rates", *SMOKE)
+    assert fedseal(*words).code == 0
+    [cell] = (here / "results").rglob("*-seed0")
+    events = cell / "events.jsonl"
+    events.write_text(events.read_text("utf-8").splitlines(keepends=True)[0])
+    fedseal(*words, "--no-run").refuses(f"{events.relative_to(here)} is damaged, or lacks a round")
+    (cell / "config.toml").unlink()
+    for more in ("--no-run", "--list"):
+        fedseal(*words, more).refuses(f"{cell.relative_to(here)} is damaged: delete it")
 
 
 def test_mistakes_are_named(here: Path, fedseal: Command) -> None:
     fedseal("reproduce").refuses("--list")
     fedseal("reproduce", "table-x").refuses("'table-x'")
     fedseal("reproduce", "table-svhn", "--only", "dir-7").refuses("'dir-7'", "server-sl-dir-0.1-seed0")
+    fedseal("reproduce", "figure-theta", "--seeds", 3).refuses("figure-theta is a figure", "--seeds")
     fedseal("reproduce", "table-svhn", "--scale", "big").refuses("--scale", "'big'")

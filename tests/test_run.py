@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import fedseal
+from conftest import alive, children
 from fedseal.core import Packet
 from fedseal.errors import UserError
 from fedseal.processes import uninterrupted
@@ -28,7 +29,7 @@ SMALL = {
     "server.epochs": 1,
     "client.epochs": 1,
     "cohort": 3,
-    "fedseal.bootstrap_epochs": 4,
+    "fedseal.bootstrap_epochs": 60,
     "engine.workers": 2,
 }
 
@@ -39,20 +40,19 @@ def command(out: Path) -> list[str]:
     return [sys.executable, *words, *settings]
 
 
-def children(pid: int) -> list[int]:
-    found = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in found.read_text().split()] if found.exists() else []
-
-
-def alive(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/stat")
-    return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
-
-
 def test_killed_at_any_moment_and_resumed_ends_the_same(tmp_path: Path) -> None:
-    """SIGKILL at random moments until the run has ended by itself; no worker outlives its run."""
+    """SIGKILL while it bootstraps, then at random moments until the run has ended by itself; no worker
+    outlives its run."""
     whole = fedseal.train("fmnist-lenet", out=tmp_path / "whole", set=SMALL)
-    moment, kills, seen = random.Random(0), 0, set()
+    saved = tmp_path / "cut" / "checkpoint" / "state.safetensors"
+    run = subprocess.Popen(command(tmp_path / "cut"))
+    while run.poll() is None and not saved.exists():
+        time.sleep(0.001)
+    os.kill(run.pid, signal.SIGKILL)
+    run.wait()
+    begun = Packet.from_bytes(saved.read_bytes()).scalars
+    assert begun["t"] == 0 and 0 < int(begun["state.bootstrapped"]) < 60
+    moment, kills = random.Random(0), 0
     for _ in range(20):
         run = subprocess.Popen(command(tmp_path / "cut"))
         events = tmp_path / "cut" / "events.jsonl"
@@ -66,7 +66,6 @@ def test_killed_at_any_moment_and_resumed_ends_the_same(tmp_path: Path) -> None:
         os.kill(run.pid, signal.SIGKILL)
         run.wait()
         kills += 1
-        seen.add(before)
         deadline = time.monotonic() + 20
         while any(alive(worker) for worker in workers):
             assert time.monotonic() < deadline, "a worker outlives its run"

@@ -6,7 +6,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,16 @@ from fedseal.learn import INFERENCE_BATCH, accuracy
 from fedseal.machine import cores, threads
 from fedseal.methods import METHODS, section
 from fedseal.model_file import load, save_model
-from fedseal.observers import Checkpoints, EventLog, Observer, ProgressBar, TensorBoard, Warnings, read_events
+from fedseal.observers import (
+    Checkpoints,
+    EventLog,
+    Observer,
+    ProgressBar,
+    TensorBoard,
+    Warnings,
+    read_events,
+    round_events,
+)
 from fedseal.processes import uninterrupted
 from fedseal.run import Checkpoint, Examination, rounds
 from fedseal.sites import Sites, images_are_elsewhere
@@ -49,14 +58,11 @@ class Result:
     @property
     def accuracy(self) -> float:
         """Mean over the last ten rounds on the test set, or on validation where there is no test set."""
-        return self.accuracy_after(self.summary["rounds"])
+        return float(self.summary.get("test_accuracy", self.summary["validation_accuracy"])["mean_last_10"])
 
     def accuracy_after(self, t: int, judged: str = "") -> float:
         """The same as if the run had ended after t rounds, or been judged by the other model ("average")."""
-        events = [
-            e for e in read_events(self.folder / "events.jsonl") if e["event"] == "round" and e["t"] <= t
-        ]
-        measured = accuracies(events, judged or self.summary["evaluate"])
+        measured = accuracies(round_events(self.folder, t), judged or self.summary["evaluate"])
         return float(measured.get("test_accuracy", measured["validation_accuracy"])["mean_last_10"])
 
 
@@ -153,7 +159,6 @@ def _train(
         ]
         if not console.quiet:
             bar = stack.enter_context(ProgressBar(config.method, config.rounds, done, console))
-            server = replace(server, progress=bar.starting)
             observers.append(bar)
         for observer in observers:
             stack.callback(observer.close)
@@ -215,9 +220,9 @@ def claim(folder: Path, config: Config, resume: bool) -> Config:
 
 
 def _finished(folder: Path, config: Config) -> Result | None:
-    """The result of a run that has reached its last round already."""
+    """The result of a run that has reached its last round already, and written all of its files."""
     path = folder / "summary.json"
-    if not path.exists() or not (folder / "model.safetensors").exists():
+    if not all((folder / name).exists() for name in ("summary.json", "model.safetensors", "report.html")):
         return None
     try:
         summary = json.loads(path.read_text("utf-8"))
@@ -344,23 +349,25 @@ def evaluate(run: str | os.PathLike[str], test: str | os.PathLike[str] | None = 
 
 
 def write_report(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str] | None = None) -> Path:
-    """`report.html` of one run anew, in its folder; or of several runs beside each other, into `out`."""
+    """The report of one run anew, `report.html` in its folder, or of several beside each other,
+    `comparison.html` here; either into `out` if that is given."""
     folders = [Path(run) for run in runs]
     for folder in folders:
         if not (folder / "config.toml").exists():
             raise UserError(f"{folder} is no run folder: it has no config.toml.")
-    if len(folders) > 1 or out is not None:
-        path = Path(out or "comparison.html")
+    path = Path(out) if out is not None else None
+    if len(folders) > 1:
+        path = path or Path("comparison.html")
         report.compare(folders, path)
         return path
     [folder] = folders
     config, saved = load_config(folder / "config.toml"), folder / "checkpoint" / "state.safetensors"
     if images_are_elsewhere(config):
-        return report.write(folder, None, {})
+        return report.write(folder, None, {}, path)
     sites = Sites(config, deal(config.data, config.seed))
     kept = Checkpoint.load(saved, _identity(sites)).memories if saved.exists() else {}
     with threads(config.server.threads):
-        return report.write(folder, sites, kept)
+        return report.write(folder, sites, kept, path)
 
 
 def _identity(sites: Sites) -> str:

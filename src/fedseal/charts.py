@@ -29,9 +29,9 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     return [number * step for number in range(first, last + 1)]
 
 
-def lines(series: Mapping[str, Points], *, x: str = "round", percent: bool = False) -> str:
-    """A line for each series, with a legend below. What the first twentieth is like does not set the scale:
-    a line that starts far off runs along the edge."""
+def lines(series: Mapping[str, Points], *, percent: bool = False) -> str:
+    """A line by round for each series, with a legend below. What the first twentieth is like does not set the
+    scale: a line that starts far off comes in from outside."""
     shown = {name: points for name, points in series.items() if points}
     xs = [px for points in shown.values() for px, _ in points]
     x0, x1 = bounds(xs)
@@ -40,9 +40,9 @@ def lines(series: Mapping[str, Points], *, x: str = "round", percent: bool = Fal
 
     def at(px: float, py: float) -> tuple[float, float]:
         across = LEFT + (px - x0) / (x1 - x0) * (WIDTH - LEFT - RIGHT)
-        return across, TOP + (y1 - min(max(py, y0), y1)) / (y1 - y0) * (HEIGHT - TOP - BOTTOM)
+        return across, TOP + (y1 - py) / (y1 - y0) * (HEIGHT - TOP - BOTTOM)
 
-    parts = []
+    parts, drawn = [], []
     for value in ticks(y0, y1):
         _, row = at(x0, value)
         label = f"{value:.0%}" if percent and y1 - y0 >= 0.03 else f"{value:.1%}" if percent else f"{value:g}"
@@ -52,15 +52,16 @@ def lines(series: Mapping[str, Points], *, x: str = "round", percent: bool = Fal
         if value == round(value):
             column, _ = at(value, y0)
             parts.append(f'<text x="{column:.1f}" y="{HEIGHT - 16}" text-anchor="middle">{value:g}</text>')
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 2}" text-anchor="end">{escape(x)}</text>')
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 2}" text-anchor="end">round</text>')
     for number, (name, points) in enumerate(shown.items()):
         path = "L".join("{:.1f} {:.1f}".format(*at(*point)) for point in points)
-        dot = '<circle class="c{} dot" cx="{:.1f}" cy="{:.1f}" r="3"/>'.format(
-            number % COLOURS, *at(*points[-1])
-        )
-        parts.append(
-            f'<path class="c{number % COLOURS} line" d="M{path}"><title>{escape(name)}</title></path>{dot}'
-        )
+        colour = f"c{number % COLOURS}"
+        drawn.append(f'<path class="{colour} line" d="M{path}"><title>{escape(name)}</title></path>')
+        across, down = at(*points[-1])
+        parts.append(f'<circle class="{colour} dot" cx="{across:.1f}" cy="{down:.1f}" r="3"/>')
+    inside = LEFT - 2, TOP - 2, WIDTH - LEFT - RIGHT + 4, HEIGHT - TOP - BOTTOM + 4
+    place = 'x="{}" y="{}" width="{}" height="{}" viewBox="{} {} {} {}"'.format(*inside, *inside)
+    parts.append(f"<svg {place}>{''.join(drawn)}</svg>")  # cuts off what is outside
     return svg(parts) + legend(list(shown))
 
 

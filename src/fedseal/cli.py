@@ -117,11 +117,11 @@ def train(
         result = api.run(config, folder, resume=resume, console=talk)
         if baseline and config.method != "server-sl":
             below = folder / "server-sl"
-            known = (below / "summary.json").exists()
             compared = api.run(
                 api.baseline(config), below, resume=resume or (below / "config.toml").exists(), console=talk
             )
-            if not known:
+            page, measured = folder / "report.html", below / "summary.json"
+            if page.stat().st_mtime < measured.stat().st_mtime:
                 api.write_report([folder])  # with the baseline in it
     except KeyboardInterrupt:
         words = ["fedseal", "train", str(folder / "config.toml"), "--out", str(folder), "--resume"]
@@ -193,7 +193,8 @@ def evaluate(
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The runs' folders.")],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Of a comparison; left out: comparison.html.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Left out: the run's report.html; of several, comparison.html."),
     ] = None,
 ) -> None:
     """Make a page to look at: report.html of a run anew, or several runs beside each other."""

@@ -1,5 +1,7 @@
 """The command line of the paper's tables and figures."""
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,7 +29,7 @@ def reproduce(
     scale: Annotated[
         str, typer.Option(metavar="SCALE", help="paper, reduced (marked as such everywhere) or smoke.")
     ] = "paper",
-    jobs: Annotated[int, typer.Option(metavar="N", help="Cells at once.", min=1)] = 1,
+    jobs: Annotated[int, typer.Option(metavar="N", help="Cells at once, at most one per core.", min=1)] = 1,
     only: Annotated[
         str, typer.Option(metavar="TEXT", help="Run only cells with this in their name, such as dir-0.3.")
     ] = "",
@@ -57,43 +59,60 @@ def reproduce(
     if name is None:
         raise UserError("Give the name of a table or figure; 'fedseal reproduce --list' shows them.")
     table = lib.find_table(name)
+    if table.figure and seeds > 1:
+        raise UserError(f"{name} is a figure, which shows seed 0: leave --seeds out.")
     if verify is not None:
-        work.mkdir(parents=True, exist_ok=True)
-        console.print(escape(lib.verify(table, verify, size, library, work)))
+        _verify(lib.find_cell(table, verify, size), library, work / "verify")
         return
     cells = [cell for cell in table.cells(seeds, size) if only in cell.name]
     if not cells:
         raise UserError(
             f"No cell of {name} has '{only}' in its name: there is {table.cells(1, size)[0].name}."
         )
-    failed = {} if no_run else _run(cells, library, work, jobs)
+    jobs = min(jobs, machine.cores())
+    failed = 0 if no_run else _run(lib.run_cells(cells, library, work, jobs))
     if table.figure:
         path = lib.draw(table, library, size)
-        console.print(
-            f"{escape(table.title)}: {path or 'not all of its cells have been run'}", soft_wrap=True
-        )
+        where = str(path) if path else "not all of its cells have been run"
+        console.print(escape(f"{table.title}: {where}"), soft_wrap=True)
     else:
         _show(table, library, seeds, size)
     if failed:
-        first = next(iter(failed))
-        raise UserError(f"{len(failed)} cells failed; {first}: {failed[first]}")
+        raise UserError(f"{failed} of {len(cells)} cells failed, as said above; the others are kept.")
 
 
-def _run(cells: "list[lib.Cell]", library: "lib.Library", work: Path, jobs: int) -> dict[str, str]:
-    failed: dict[str, str] = {}
+def _verify(cell: "lib.Cell", library: "lib.Library", work: Path) -> None:
+    """Runs a cell in a folder of its own, which stays until the comparison has been made."""
+    again = lib.Library(work / "results")
+    if _run(lib.run_again(cell, library, again, work)):
+        raise UserError(f"{cell.name} could not be run again.")
+    try:
+        console.print(escape(lib.compared(cell, library, again)))
+    finally:
+        shutil.rmtree(work)
+
+
+def _run(states: "Iterator[lib.Progress]") -> int:
+    """Shows progress, a line for each cell that has ended, and gives how many failed."""
+    said: set[str] = set()
+    failed = 0
     columns = (
         bars.TextColumn("{task.description}"),
         bars.BarColumn(),
-        bars.TextColumn("{task.completed}/{task.total} rounds"),
+        bars.TaskProgressColumn(),
         bars.TimeElapsedColumn(),
         bars.TimeRemainingColumn(),
     )
     with bars.Progress(*columns, console=console, transient=True, speed_estimate_period=3600) as bar:
         task = bar.add_task("starting", total=None)
-        for state in lib.run_cells(cells, library, work, min(jobs, machine.cores())):
-            names = ", ".join(state.running)
-            bar.update(task, completed=state.done, total=state.total, description=escape(names))
-            failed = dict(state.failed)
+        for state in states:
+            now = ", ".join(f"{name}, round {rounds}" for name, rounds in state.running.items())
+            bar.update(task, completed=state.done, total=state.total, description=escape(now))
+            for name, text in {**state.ended, **state.failed}.items():
+                if name not in said:
+                    console.print(f"{escape(name)}: {escape(text)}", soft_wrap=True)
+                    said.add(name)
+            failed = len(state.failed)
     return failed
 
 
@@ -102,7 +121,7 @@ def _show(table: "lib.Table", library: "lib.Library", seeds: int, scale: "lib.Sc
     mark = "" if scale == "paper" else f", {scale.upper()} SCALE: not comparable with the paper's numbers"
     console.print(
         _grid(
-            f"{table.title}{mark}: accuracy in per cent, last ten rounds, {seeds} seed(s); (paper)",
+            f"{table.title}{mark}: accuracy in per cent, last ten rounds (paper)",
             {row: {c: m.text() for c, m in columns.items()} for row, columns in measured.items()},
         )
     )

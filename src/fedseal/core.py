@@ -125,10 +125,6 @@ def no_diagnosis(name: str, rows: Tensor, labels: Tensor) -> None:
     """Where nobody knows the truth."""
 
 
-def no_progress(what: str, done: int, total: int) -> None:
-    """Where nobody watches."""
-
-
 @dataclass(frozen=True)
 class Site:
     """Where learning happens: the server, or one client."""
@@ -145,7 +141,6 @@ class Site:
     # Called with the labels that a method gave to some of the site's own images. A simulation that knows
     # the truth counts how many are right; nothing of it reaches the method or travels.
     diagnose: Diagnose = no_diagnosis
-    progress: Callable[[str, int, int], None] = no_progress  # what, done, of how many
 
     def rng(self, t: int, purpose: str = "") -> torch.Generator:
         """Randomness that depends on the seed, the site, the round and the purpose alone."""
@@ -156,6 +151,16 @@ def derive_seed(*parts: object) -> int:
     """A 63-bit seed from anything that has a stable text."""
     digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A step of what comes before round 1: so many of all have been done, and the state after it."""
+
+    what: str
+    done: int
+    total: int
+    state: Packet
 
 
 class Method(Settings, ABC):
@@ -175,7 +180,11 @@ class Method(Settings, ABC):
 
     @abstractmethod
     def start(self, server: Site) -> Packet:
-        """The state before round 1."""
+        """The state that all begins with."""
+
+    def prepare(self, state: Packet, server: Site) -> Iterator[Prepared]:
+        """What takes long before round 1, step by step, from the state of `start` or of any step."""
+        return iter(())
 
     @abstractmethod
     def server_round(self, round: Round, state: Packet, server: Site) -> tuple[Packet, dict[int, Packet]]:

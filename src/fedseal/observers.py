@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from fedseal.core import Engine
+from fedseal.core import Engine, Packet, Prepared
+from fedseal.errors import UserError
 from fedseal.files import cannot_write, write_atomic
 from fedseal.run import Checkpoint, ClientDone, Event, LeftOut, RoundDone
 
@@ -57,14 +58,25 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     events = []
     for line in path.read_text("utf-8", "replace").splitlines() if path.exists() else []:
         try:
-            events.append(json.loads(line))
-        except json.JSONDecodeError:
+            event = json.loads(line)
+            event["event"], event["t"]
+        except (ValueError, KeyError, TypeError):
             break
+        events.append(event)
+    return events
+
+
+def round_events(folder: Path, rounds: int) -> list[dict[str, Any]]:
+    """Rounds 1 to `rounds` of a run; refuses if one is missing."""
+    path = folder / "events.jsonl"
+    events = [event for event in read_events(path) if event["event"] == "round" and event["t"] <= rounds]
+    if [event["t"] for event in events] != list(range(1, rounds + 1)):
+        raise UserError(f"{path} is damaged, or lacks a round: delete {folder} to run it again.")
     return events
 
 
 class Checkpoints:
-    """Saves what it takes to go on, every so many rounds and at the end."""
+    """Saves what it takes to go on: after each step before round 1, every so many rounds, and at the end."""
 
     def __init__(
         self,
@@ -79,9 +91,13 @@ class Checkpoints:
         self.every, self.rounds, self.seconds = every, rounds, seconds
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, RoundDone) and (event.t % self.every == 0 or event.t == self.rounds):
-            checkpoint = Checkpoint(event.t, event.state, self.engine.memories(), self.seconds())
-            checkpoint.save(self.path, self.fingerprint)
+        if isinstance(event, Prepared):
+            self._save(0, event.state)
+        elif isinstance(event, RoundDone) and (event.t % self.every == 0 or event.t == self.rounds):
+            self._save(event.t, event.state)
+
+    def _save(self, t: int, state: Packet) -> None:
+        Checkpoint(t, state, self.engine.memories(), self.seconds()).save(self.path, self.fingerprint)
 
     def close(self) -> None: ...
 
@@ -143,7 +159,7 @@ class ProgressBar:
             TimeRemainingColumn(compact=True),
         )
         self.progress = Progress(*columns, console=console)
-        self.start_task = self.progress.add_task("bootstrapping", visible=False, status="")
+        self.start_task = self.progress.add_task("", visible=False, status="")
         self.rounds_task = self.progress.add_task(
             title, total=rounds, completed=done, status="", visible=False
         )
@@ -156,14 +172,16 @@ class ProgressBar:
     def __exit__(self, *exception: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.close()
 
-    def starting(self, what: str, done: int, total: int) -> None:
-        """Progress before round 1."""
-        self.progress.update(
-            self.start_task, description=what, completed=done, total=total, visible=done < total
-        )
-
     def __call__(self, event: Event) -> None:
-        if isinstance(event, ClientDone):
+        if isinstance(event, Prepared):
+            self.progress.update(
+                self.start_task,
+                description=event.what,
+                completed=event.done,
+                total=event.total,
+                visible=event.done < event.total,
+            )
+        elif isinstance(event, ClientDone):
             self.progress.update(
                 self.clients_task, completed=event.done, total=event.total, visible=event.done < event.total
             )

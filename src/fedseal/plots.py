@@ -1,5 +1,6 @@
 """Pictures, by matplotlib."""
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedseal.data.pool import Federation
+from fedseal.files import write_atomic
 
 matplotlib.rcParams["svg.hashsalt"] = "fedseal"  # the same picture is the same file
 
@@ -65,5 +67,7 @@ def _save(figure: Figure, axes: Axes, paths: Sequence[Path]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.3)
     for path in paths:
-        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+        kind, file = path.suffix.removeprefix("."), io.BytesIO()
+        figure.savefig(file, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+        write_atomic(path, file.getvalue())
     plt.close(figure)

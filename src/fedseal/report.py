@@ -57,14 +57,15 @@ class Run:
     def read(folder: Path) -> "Run":
         try:
             summary = json.loads((folder / "summary.json").read_text("utf-8"))
-            summary["labels"]["total"], summary["rounds"]
+            summary["labels"]["total"], summary["clients"], summary["validation_accuracy"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{folder} is no finished run: its summary.json is missing or damaged."
             ) from error
-        return Run(
-            folder, load_config(folder / "config.toml"), summary, rounds(folder), rounds(folder / "server-sl")
-        )
+        events = rounds(folder)
+        if not events:
+            raise UserError(f"{folder / 'events.jsonl'} is missing or damaged: there is nothing to show.")
+        return Run(folder, load_config(folder / "config.toml"), summary, events, rounds(folder / "server-sl"))
 
     @property
     def name(self) -> str:
@@ -92,13 +93,13 @@ def rounds(folder: Path) -> list[dict[str, Any]]:
     return [event for event in read_events(folder / "events.jsonl") if event["event"] == "round"]
 
 
-def write(folder: Path, sites: Sites | None, memories: Mapping[str, bytes]) -> Path:
-    """The report of one run into its folder. `memories` are what the clients remember; without `sites` (the
-    images are elsewhere) it shows numbers alone."""
+def write(folder: Path, sites: Sites | None, memories: Mapping[str, bytes], path: Path | None = None) -> Path:
+    """The report of one run, into its folder if nothing else is said. `memories` are what the clients
+    remember; without `sites` (the images are elsewhere) it shows numbers alone."""
     run = Run.read(folder)
     sections = [*overview(run), *inside(run)]
     sections += looking(run, sites, memories) if sites else []
-    path = folder / "report.html"
+    path = path or folder / "report.html"
     write_atomic(path, page(f"{run.name}: {run.config.data.source}", [*sections, *repeating(run)]))
     return path
 

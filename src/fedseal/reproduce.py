@@ -23,15 +23,18 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import IO, Any, Literal
 
-from fedseal.api import Result, versions
+from fedseal import estimate
+from fedseal.api import Result
 from fedseal.config import Config, load_config
 from fedseal.errors import UserError
+from fedseal.files import write_atomic
 from fedseal.machine import cores
-from fedseal.observers import read_events
+from fedseal.observers import read_events, round_events
 from fedseal.processes import PARENT
 
 Scale = Literal["paper", "reduced", "smoke"]
 KEPT = ("config.toml", "events.jsonl", "summary.json")
+SAME = ("0.1.0",)  # versions of fedseal with the numbers of this one; one that changes any stands alone
 SMOKE = {
     "rounds": 2,
     "cohort": 0,
@@ -135,11 +138,10 @@ class Library:
                 continue
             try:
                 summary = json.loads(path.read_text("utf-8"))
-                made_with = summary["versions"]["fedseal"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise UserError(f"{path} is damaged: delete its folder to run the cell again.") from error
-            if made_with == versions()["fedseal"]:
-                config = load_config(path.parent / "config.toml")
+                made_with, _, config = summary["versions"]["fedseal"], summary["rounds"], _config(path.parent)
+            except (ValueError, KeyError, TypeError, UserError) as error:
+                raise UserError(f"{path.parent} is damaged: delete it to run the cell again.") from error
+            if made_with in SAME:
                 self.runs.setdefault(identity(config), []).append(Result(path.parent, summary))
 
     def find(self, cell: Cell) -> Result | None:
@@ -154,6 +156,7 @@ class Library:
 
     def keep(self, cell: Cell, run: Path) -> Result:
         """Takes a finished run in, whole or not at all."""
+        round_events(run, cell.config.rounds)
         place = self.folder / folder_name(cell.table, cell.scale) / cell.name
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent, prefix=".") as work:
@@ -161,7 +164,8 @@ class Library:
             new.mkdir()
             for name in KEPT:
                 shutil.copy(run / name, new)
-            shutil.rmtree(place, ignore_errors=True)
+            if place.exists():
+                place.rename(Path(work) / ".old")
             new.rename(place)
         result = Result(place, json.loads((place / "summary.json").read_text("utf-8")))
         self.runs.setdefault(identity(cell.config), []).append(result)
@@ -191,8 +195,7 @@ class Job:
     @property
     def done(self) -> int:
         """Rounds so far."""
-        events = self.folder / "events.jsonl"
-        return sum(event["event"] == "round" for event in read_events(events)) if events.exists() else 0
+        return sum(event["event"] == "round" for event in read_events(self.folder / "events.jsonl"))
 
     @property
     def error(self) -> str:
@@ -226,37 +229,51 @@ def toml(value: Any) -> str:
 class Progress:
     """How far all cells are."""
 
-    done: int  # rounds
-    total: int
-    running: tuple[str, ...]
+    done: float  # seconds, as estimated before
+    total: float
+    running: Mapping[str, int]  # cells and their rounds so far
+    ended: Mapping[str, str]  # cells and their accuracy
     failed: Mapping[str, str]  # cells and their error
 
 
-def run_cells(cells: Sequence[Cell], library: Library, work: Path, jobs: int) -> Iterator[Progress]:
-    """Runs what is missing, so many cells at once; a cell that fails does not stop the others."""
+def run_cells(
+    cells: Sequence[Cell], library: Library, work: Path, jobs: int, **more: Any
+) -> Iterator[Progress]:
+    """Runs what is missing, so many cells at once; a cell that fails does not stop the others.
+
+    A cell is run in a folder called by its configuration, so that it goes on whichever table asks for it.
+    `more` are further keys.
+    """
     longest: dict[str, Cell] = {}  # of cells that differ in rounds alone, one serves for all
     for cell in cells:
         key = identity(cell.config)
         if key not in longest or cell.config.rounds > longest[key].config.rounds:
             longest[key] = cell
     queue = [cell for cell in longest.values() if library.find(cell) is None]
-    total, done, failed = sum(cell.config.rounds for cell in queue), 0, dict[str, str]()
+    cost = {cell.name: estimate.seconds(cell.config) for cell in queue}
+    done, ended, failed = 0.0, dict[str, str](), dict[str, str]()
     running: list[Job] = []
     try:
         while queue or running:
             while queue and len(running) < jobs:
                 cell = queue.pop(0)
-                place = work / versions()["fedseal"] / folder_name(cell.table, cell.scale) / cell.name
-                running.append(start(cell, place, max(cores() // jobs, 1)))
+                place = work / SAME[0] / f"{identity(cell.config)}-{cell.config.rounds}"
+                running.append(start(cell, place, max(cores() // jobs, 1), **more))
             for job in [job for job in running if job.process.poll() is not None]:
                 running.remove(job)
-                done += job.cell.config.rounds
-                if job.process.returncode == 0:
-                    library.keep(job.cell, job.folder)
-                else:
-                    failed[job.cell.name] = job.error
-            names = tuple(job.cell.name for job in running)
-            yield Progress(done + sum(job.done for job in running), total, names, dict(failed))
+                name = job.cell.name
+                done += cost[name]
+                try:
+                    if job.process.returncode != 0:
+                        raise UserError(job.error)
+                    ended[name] = f"{library.keep(job.cell, job.folder).accuracy:.2%}"
+                except UserError as error:
+                    failed[name] = str(error)
+            rounds = {job.cell.name: job.done for job in running}
+            part = sum(
+                cost[job.cell.name] * rounds[job.cell.name] / job.cell.config.rounds for job in running
+            )
+            yield Progress(done + part, sum(cost.values()), rounds, dict(ended), dict(failed))
             time.sleep(0.2 if running else 0)
     finally:
         for job in running:
@@ -340,47 +357,55 @@ def draw(table: Table, library: Library, scale: Scale) -> Path | None:
         found = library.find(cell)
         if found is None:
             return None
-        events = [e for e in read_events(found.folder / "events.jsonl") if e["event"] == "round"]
-        events = [event for event in events if event["t"] <= cell.config.rounds]
+        events = round_events(found.folder, cell.config.rounds)
         if "bars" in table.figure:
             series[cell.row] = list(enumerate(events[-1][table.figure["bars"]]))
         for key, name in table.figure.get("curves", {}).items():
             series[name or cell.row] = [(event["t"], event[key]) for event in events if key in event]
     path = library.folder / folder_name(table, scale) / "figure.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
     chart = bar_chart if "bars" in table.figure else line_chart
     marked = table.title if scale == "paper" else f"{table.title} ({scale} scale)"
     chart(series, marked, table.figure["y"], [path, path.with_suffix(".svg")])
-    path.with_suffix(".json").write_text(json.dumps(series, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    write_atomic(path.with_suffix(".json"), json.dumps(series, indent=1, ensure_ascii=False) + "\n")
     return path
 
 
-def verify(table: Table, name: str, scale: Scale, library: Library, work: Path) -> str:
-    """Runs a measured cell once more; says whether all numbers of every round are the same."""
+def find_cell(table: Table, name: str, scale: Scale) -> Cell:
+    """A cell by its name, of any seed."""
     found = re.search(r"-seed(\d+)$", name)
     seed = int(found[1]) if found else 0
-    those = [Cell(table, row, column, seed, scale) for row in table.rows for column in table.columns]
-    cells = {cell.name: cell for cell in those}
-    if name not in cells:
-        raise UserError(f"There is no cell '{name}' in {table.name}; there are {', '.join(cells)}.")
-    cell = cells[name]
+    cells = [Cell(table, row, column, seed, scale) for row in table.rows for column in table.columns]
+    names = [cell.name for cell in cells]
+    if name not in names:
+        raise UserError(f"There is no cell '{name}' in {table.name}; there are {', '.join(names)}.")
+    return cells[names.index(name)]
+
+
+def run_again(cell: Cell, library: Library, again: Library, work: Path) -> Iterator[Progress]:
+    """Runs a measured cell once more, into another library."""
     known = library.find(cell)
     if known is None:
-        raise UserError(f"{name} has not been measured yet: leave --verify out to run it.")
-    with tempfile.TemporaryDirectory(dir=work, prefix="verify-") as folder:
-        threads = load_config(known.folder / "config.toml").server.threads
-        job = start(cell, Path(folder) / "run", cores(), **{"server.threads": threads})
-        if job.process.wait() != 0:
-            raise UserError(f"{name} failed: {job.error}")
-        again = numbers(Path(folder) / "run", cell.config.rounds)
-    before = numbers(known.folder, cell.config.rounds)
-    differing = [t for t in before if before[t] != again.get(t)]
+        raise UserError(f"{cell.name} has not been measured yet: leave --verify out to run it.")
+    threads = _config(known.folder).server.threads
+    yield from run_cells([cell], again, work, 1, **{"server.threads": threads})
+
+
+def compared(cell: Cell, library: Library, again: Library) -> str:
+    """Whether all numbers of every round of a cell are the same in two libraries."""
+    known, new = library.find(cell), again.find(cell)
+    assert known is not None and new is not None
+    before, after = (numbers(run.folder, cell.config.rounds) for run in (known, new))
+    differing = [t for t, (one, other) in enumerate(zip(before, after, strict=True), 1) if one != other]
     if differing:
-        raise UserError(f"{name} differs from {known.folder} from round {differing[0]} on.")
-    return f"{name}: the same {len(before)} rounds, {100 * known.accuracy_after(cell.config.rounds):.2f} %"
+        raise UserError(f"{cell.name} differs from {known.folder} from round {differing[0]} on.")
+    accuracy = 100 * known.accuracy_after(cell.config.rounds)
+    return f"{cell.name}: the same {len(before)} rounds, {accuracy:.2f} %"
 
 
-def numbers(folder: Path, rounds: int) -> dict[int, dict[str, Any]]:
+def numbers(folder: Path, rounds: int) -> list[dict[str, Any]]:
     """Every round of a run without its seconds."""
-    events = [e for e in read_events(folder / "events.jsonl") if e["event"] == "round" and e["t"] <= rounds]
-    return {event["t"]: {k: v for k, v in event.items() if k != "seconds"} for event in events}
+    return [{k: v for k, v in event.items() if k != "seconds"} for event in round_events(folder, rounds)]
+
+
+def _config(folder: Path) -> Config:
+    return load_config(folder / "config.toml")

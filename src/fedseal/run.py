@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedseal import weights
-from fedseal.core import Engine, Images, Method, Packet, Reply, Round, Site, derive_seed
+from fedseal.core import Engine, Images, Method, Packet, Prepared, Reply, Round, Site, derive_seed
 from fedseal.errors import UserError
 from fedseal.files import write_atomic
 from fedseal.learn import accuracy, predict
@@ -46,12 +46,12 @@ class RoundDone:
     state: Packet
 
 
-Event = ClientDone | LeftOut | RoundDone
+Event = Prepared | ClientDone | LeftOut | RoundDone
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that it takes to go on after a round."""
+    """All that it takes to go on after a round; t = 0 is before the first."""
 
     t: int
     state: Packet
@@ -111,6 +111,9 @@ def rounds(
     config, examine = sites.config, Examination(sites)
     state = resume.state if resume else method.start(server)
     first = resume.t + 1 if resume else 1
+    for step in method.prepare(state, server) if first == 1 else ():
+        state = step.state
+        yield step
     for t in range(first, config.rounds + 1):
         clock = Clock()
         round = Round(t, sample(config.seed, t, len(engine.clients), config.cohort), engine.clients)

@@ -18,7 +18,7 @@ from torch.testing import assert_close
 
 from fedseal import paper, weights
 from fedseal.config import parse
-from fedseal.core import Packet, Round, Site
+from fedseal.core import Packet, Prepared, Round, Site
 from fedseal.data.pool import Federation, Pool
 from fedseal.learn import predict, train_supervised
 from fedseal.methods.fedseal import FedSEAL, repeated_batches
@@ -122,6 +122,11 @@ class Notes:
 # ------------------------------------------------------------------ step 0: bootstrapping
 
 
+def bootstrapped(sites: Sites) -> list[Prepared]:
+    server = sites.server()
+    return list(method(sites).prepare(method(sites).start(server), server))
+
+
 def test_bootstrapping_is_server_sl() -> None:
     """6 epochs at 2 a round are three rounds of Server-SL, to the bit."""
     sites = make_sites({"bootstrap_epochs": 6})
@@ -129,7 +134,7 @@ def test_bootstrapping_is_server_sl() -> None:
     state = alone.start(server)
     for t in (1, 2, 3):
         state, _ = alone.server_round(Round(t, (), ()), state, server)
-    w0 = method(sites).start(sites.server())
+    w0 = bootstrapped(sites)[-1].state
     assert equal(w0.tensors["model"], state.tensors["model"])
     assert equal(w0.tensors["average"], state.tensors["model"])
     assert not equal(w0.tensors["model"], weights.save(sites.network()))
@@ -142,15 +147,19 @@ def test_bootstrapping_stops_within_a_round() -> None:
     w = weights.save(server.model)
     for t, epochs in ((1, 2), (2, 2), (3, 1)):
         w = train_supervised(server, w, t, epochs=epochs)
-    seen: list[tuple[str, int, int]] = []
-    watched = replace(sites.server(), progress=lambda *step: seen.append(step))
-    assert equal(method(sites).start(watched).tensors["model"], w)
-    assert seen == [("bootstrapping", done, 5) for done in (2, 4, 5)]
+    steps = bootstrapped(sites)
+    assert [(step.done, step.total) for step in steps] == [(2, 5), (4, 5), (5, 5)]
+    assert equal(steps[-1].state.tensors["model"], w)
+    for number, step in enumerate(steps):  # from the file of any step it goes on to the same end
+        rest = list(method(sites).prepare(Packet.from_bytes(step.state.to_bytes()), sites.server()))
+        assert len(rest) == 2 - number
+        assert not rest or equal(rest[-1].state.tensors["average"], w)
 
 
 def test_without_bootstrapping_the_start_is_random() -> None:
     sites = make_sites({"bootstrap_epochs": 0})
     state = method(sites).start(sites.server())
+    assert bootstrapped(sites) == []
     assert equal(state.tensors["model"], weights.save(sites.network()))
 
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedseal import paper, weights
-from fedseal.core import Method, Packet, Round, Site
+from fedseal.core import Method, Packet, Prepared, Round, Site
 from fedseal.learn import Batch, fit, learning_rate, predict, train_supervised
 from fedseal.weights import Tensors
 
@@ -41,15 +41,18 @@ class FedSEAL(Method):
     )
 
     def start(self, server: Site) -> Packet:
-        """Bootstrapping: w⁰ from the server's labels alone, the very steps of Server-SL."""
         w = weights.save(server.model)
-        t, left = 0, self.bootstrap_epochs
-        while left > 0:
-            t, epochs = t + 1, min(left, max(server.learning.epochs, 1))
-            w = train_supervised(server, w, t, epochs=epochs)
-            left -= epochs
-            server.progress("bootstrapping", self.bootstrap_epochs - left, self.bootstrap_epochs)
-        return Packet({"model": w, "average": w})
+        return Packet({"model": w, "average": w}, {"bootstrapped": 0})
+
+    def prepare(self, state: Packet, server: Site) -> Iterator[Prepared]:
+        """Bootstrapping: w⁰ from the server's labels alone, the very steps of Server-SL."""
+        w, total = state.tensors["model"], self.bootstrap_epochs
+        size = max(server.learning.epochs, 1)
+        for done in range(int(state.scalars["bootstrapped"]), total, size):
+            after = min(done + size, total)
+            w = train_supervised(server, w, done // size + 1, epochs=after - done)
+            state = Packet({"model": w, "average": w}, {"bootstrapped": after})
+            yield Prepared("bootstrapping", after, total, state)
 
     def server_round(self, round: Round, state: Packet, server: Site) -> tuple[Packet, dict[int, Packet]]:
         """Step 1: the global model w^t and the thresholds τ^t; step 2 sends them out."""
