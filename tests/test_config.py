@@ -158,10 +158,12 @@ def test_folders_need_a_path_and_no_counts() -> None:
         ),
         ('extends = "gone.toml"\n', "There is no configuration file {folder}/gone.toml; 'fedseal presets'"),
         ('extends = "bad.toml"\n', "{path} extends itself through {path}: remove one 'extends'."),
+        ('extends = "x/../bad.toml"\n', "x/../bad.toml extends itself through {path}: remove one 'extends'."),
     ],
 )
 def test_a_bad_file_is_named(tmp_path: Path, text: str, sentence: str) -> None:
     path = write(tmp_path / "bad.toml", text)
+    (tmp_path / "x").mkdir()
     with pytest.raises(UserError) as error:
         load_config(path)
     assert sentence.format(path=path, folder=tmp_path) in str(error.value)

@@ -203,6 +203,7 @@ def test_a_deployment_equals_the_local_engine_and_refuses_strangers(
 # What a broken client does, in a real client's process: it changes what the honest one would reply.
 BREAK = """
 import sys, time, torch
+from flwr.app import Message
 from fedseal.core import Packet
 from fedseal.engines import flower_client
 honest, way = flower_client.serve, sys.argv.pop(1)
@@ -222,6 +223,8 @@ def broken(*arguments):
         raise RuntimeError("a secret of this client")
     elif way == "slow":
         time.sleep(600)
+    elif way == "garbled":
+        Message.deflate = lambda self, usual=Message.deflate: usual(self)[:-40] + b"!" * 40
     return reply
 
 flower_client.serve = broken
@@ -235,6 +238,7 @@ REASONS = {
     "keys": "other names, shapes or types",
     "raises": "it failed: RuntimeError",
     "slow": "no reply within 25 seconds",
+    "garbled": "a reply that cannot be read",
 }
 
 
@@ -337,7 +341,7 @@ def test_mistakes_of_the_server_are_named(small: tuple[str, ...], fedseal: Comma
         port = taken.getsockname()[1]
         fedseal(*safe, "--port", port).refuses(f"Cannot listen on 127.0.0.1:{port}")
     (tmp_path / "keys" / "server.key").write_text("nonsense")
-    fedseal(*safe).refuses("server.key", "is damaged: restore it")
+    fedseal(*safe).refuses("server.key", "is damaged", "restore it")
     assert not (tmp_path / "run").exists()
 
 
@@ -345,6 +349,7 @@ def test_mistakes_of_a_client_are_named(fedseal: Command, tmp_path: Path) -> Non
     key = keys.init(tmp_path / "keys", [], ["north"])[0]
     join = ("--images", tmp_path, "--key", key, "--memory", tmp_path / "memory", "--wait", 0)
     fedseal("join", "server", *join).refuses("HOST:PORT", "'server'")
+    fedseal("join", "a..b:8000", *join).refuses("HOST:PORT", "'a..b:8000'")
     fedseal("join", "localhost:1", "--images", tmp_path / "none", "--key", key).refuses("There is no folder")
     fedseal("join", "localhost:1", "--images", tmp_path, "--key", tmp_path / "keys/ca.crt").refuses(
         "no client's"

@@ -62,7 +62,9 @@ def test_nothing_is_ever_overwritten(tmp_path: Path, fedseal: Command) -> None:
     keys.init(tmp_path, [], ["a"])
     before = contents(tmp_path)
     fedseal("keys", "init", tmp_path).refuses("holds keys already")
-    fedseal("keys", "add-client", tmp_path, "a").refuses("has a client 'a' already")
+    for names, reason in ((("a",), "has a client 'a' already"), (("b", "c d"), "unlike 'c d'")):
+        fedseal("keys", "add-client", tmp_path, *names).refuses(reason)
+    fedseal("keys", "add-client", tmp_path, "b", "b").refuses("Two clients are called 'b'")
     assert contents(tmp_path) == before
 
 
@@ -89,6 +91,14 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no client's key"):
         keys.registered(tmp_path)
     keys.init(tmp_path, [], ["a"])
+    keys.init(tmp_path / "other", [], ["a"])
+    assert "localhost" in keys.certified(tmp_path)
+    for name in ("ca.crt", "server.key"):
+        right = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes((tmp_path / "other" / name).read_bytes())
+        with pytest.raises(UserError, match="not of the same making"):
+            keys.certified(tmp_path)
+        (tmp_path / name).write_bytes(right)
     (tmp_path / "clients" / "b.pub").write_text("nonsense")
     with pytest.raises(UserError, match=r"b\.pub is no client's public key"):
         keys.registered(tmp_path)

@@ -147,6 +147,14 @@ def _train(
     def seconds() -> float:
         return time.perf_counter() - started + (resumed.seconds if resumed else 0.0)
 
+    def finish(state: Packet, memories: Mapping[str, bytes]) -> Result:
+        result = _finish(folder, sites, state, seconds())
+        report.write(folder, sites, memories)
+        return result
+
+    if resumed and done == config.rounds:  # stopped between its last round and its last file
+        with threads(config.server.threads):
+            return finish(resumed.state, resumed.memories)
     with ExitStack() as stack:
         stack.enter_context(threads(config.server.threads))
         engine = start_engine(sites, resumed.memories if resumed else {})
@@ -168,10 +176,7 @@ def _train(
                 for observer in observers:
                     observer(event)
             state = getattr(event, "state", state)
-        memories = engine.memories()
-    result = _finish(folder, sites, state, seconds())
-    report.write(folder, sites, memories)
-    return result
+        return finish(state, engine.memories())  # while clients elsewhere are still there: closing takes time
 
 
 def engine_of(config: Config) -> StartEngine:

@@ -51,8 +51,8 @@ def keys_init(
 
 @keys_app.command("add-client", epilog="Example:  fedseal keys add-client keys west")
 def keys_add(folder: Keys, names: Names) -> None:
-    """Make the key pair of one more client."""
-    _say([_part("keys").add_client(folder, name) for name in names], folder)
+    """Make the key pairs of more clients."""
+    _say(_part("keys").add_clients(folder, names), folder)
 
 
 def _say(files: list[Path], folder: Path) -> None:

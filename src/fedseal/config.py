@@ -230,7 +230,7 @@ def _did_you_mean(key: str, known: Iterable[str]) -> str:
 
 def _read(source: str | os.PathLike[str], below: tuple[Path, ...] = ()) -> dict[str, Any]:
     path = Path(source)
-    if path in below:
+    if path.is_file() and path.resolve() in below:
         raise UserError(f"{source} extends itself through {below[-1]}: remove one 'extends'.")
     if path.suffix == ".toml" or path.is_file():
         if not path.is_file():
@@ -258,7 +258,7 @@ def _read(source: str | os.PathLike[str], below: tuple[Path, ...] = ()) -> dict[
     if not isinstance(parent, str):
         raise UserError(f"{source}: extends is {parent!r}, but must be a preset's name or a file's.")
     found = base / parent if base is not None and parent.endswith(".toml") else parent
-    return _merge(_read(found, (*below, path)), raw)
+    return _merge(_read(found, (*below, path.resolve())), raw)
 
 
 def _merge(base: dict[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:

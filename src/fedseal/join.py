@@ -103,7 +103,9 @@ class Client:
                     raise UserError(
                         f"{self.server} does not speak plain HTTP: leave --insecure out and give --key."
                     ) from error
-                except (httpx.TransportError, httpx.InvalidURL):
+                except (httpx.InvalidURL, UnicodeError) as error:
+                    raise UserError(f"'{self.server}' is no address: give HOST:PORT.") from error
+                except httpx.TransportError:
                     pass
                 if time.monotonic() > end:
                     raise UserError(

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -40,7 +41,7 @@ def init(folder: Path, hosts: Iterable[str], clients: Iterable[str]) -> list[Pat
     """Makes all keys of a deployment; gives the clients' files. Nothing that is there is overwritten."""
     if (folder / "ca.crt").exists() or (folder / "ca.key").exists():
         raise UserError(f"{folder} holds keys already: add clients with 'fedseal keys add-client'.")
-    names = [_checked(name) for name in clients]
+    names = _checked(clients)
     sans = [_san(host) for host in dict.fromkeys((*hosts, *ALWAYS))]
     authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     root = _certificate("fedseal CA", authority, "fedseal CA", authority, sans=None)
@@ -50,21 +51,27 @@ def init(folder: Path, hosts: Iterable[str], clients: Iterable[str]) -> list[Pat
     _write(folder / "server.key", _pem(server), secret=True)
     _write(folder / "server.crt", leaf.public_bytes(Encoding.PEM))
     (folder / "clients").mkdir(exist_ok=True)
-    return [add_client(folder, name) for name in names]
+    return add_clients(folder, names)
 
 
-def add_client(folder: Path, name: str) -> Path:
-    """Makes one more client's key; gives the file to hand to it."""
-    root = _read(folder / "ca.crt")
-    base = folder / "clients" / _checked(name)
-    if base.with_name(f"{name}.pub").exists():
-        raise UserError(f"{folder} has a client '{name}' already: choose another name, or delete its files.")
+def add_clients(folder: Path, clients: Iterable[str]) -> list[Path]:
+    """Makes more clients' keys; gives the files to hand to them."""
+    root, names = _read(folder / "ca.crt"), _checked(clients)
+    for name in names:
+        if (folder / "clients" / f"{name}.pub").exists():
+            raise UserError(
+                f"{folder} has a client '{name}' already: choose another name, or delete its files."
+            )
+    return [_add_client(folder / "clients", name, root) for name in names]
+
+
+def _add_client(folder: Path, name: str, root: bytes) -> Path:
     key = ec.generate_private_key(ec.SECP384R1())
     handed = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()) + root
-    _write(base.with_name(f"{name}.key"), handed, secret=True)
+    _write(folder / f"{name}.key", handed, secret=True)
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    _write(base.with_name(f"{name}.pub"), public + b" " + name.encode() + b"\n")
-    return base.with_name(f"{name}.key")
+    _write(folder / f"{name}.pub", public + b" " + name.encode() + b"\n")
+    return folder / f"{name}.key"
 
 
 def registered(folder: Path) -> dict[str, bytes]:
@@ -112,14 +119,18 @@ def client_key(file: Path) -> ClientKey:
 
 
 def certified(folder: Path) -> list[str]:
-    """The hosts that the server's certificate is for; raises if it, or its key, is no good."""
+    """The hosts that the server's certificate is for; raises if it, its key or its CA is no good."""
     try:
         certificate = x509.load_pem_x509_certificate(_read(folder / "server.crt"))
-        load_pem_private_key(_read(folder / "server.key"), None)
+        key = load_pem_private_key(_read(folder / "server.key"), None)
+        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(_read(folder / "ca.crt")))
+        if key.public_key() != certificate.public_key():
+            raise ValueError("they are no pair")
         sans = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (ValueError, TypeError, x509.ExtensionNotFound) as error:
+    except (ValueError, TypeError, x509.ExtensionNotFound, InvalidSignature) as error:
         raise UserError(
-            f"server.crt or server.key in {folder} is damaged: restore it, or make keys in a new folder."
+            f"ca.crt, server.crt or server.key in {folder} is damaged, or not of the same making: restore it,"
+            " or make keys in a new folder."
         ) from error
     return [str(san.value) for san in sans]
 
@@ -176,10 +187,14 @@ def _san(host: str) -> x509.GeneralName:
     return x509.DNSName(host)
 
 
-def _checked(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-        raise UserError(f"A client's name has letters, digits, '.', '_' and '-', unlike '{name}'.")
-    return name
+def _checked(clients: Iterable[str]) -> list[str]:
+    names = list(clients)
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+            raise UserError(f"A client's name has letters, digits, '.', '_' and '-', unlike '{name}'.")
+        if names.count(name) > 1:
+            raise UserError(f"Two clients are called '{name}': give each a name of its own.")
+    return names
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

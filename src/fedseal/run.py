@@ -1,6 +1,7 @@
 """The only round loop, with checkpoint and resume."""
 
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -173,20 +174,33 @@ def sample(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:
 
 def unusable(reply: Packet, request: Packet, uploads: str = "model") -> str:
     """Why what a client sends cannot be used; empty if it can."""
+    if len(counts(reply)) > MOST_COUNTS:
+        return f"it counts {len(counts(reply))} things, more than {MOST_COUNTS}"
     for name, value in counts(reply).items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,39}", name):
+            return "it counts something whose name is none (up to 40 letters, digits and '_')"
         if name in OWN or name.endswith(("accuracy", "_correct")):
             return f"it counts '{name}', which is not a client's to count"
         if not 0 <= value < 2**53:
             return f"its '{name}' is no number of images"
     if uploads not in reply.tensors:
         return "" if not request.scalars.get("train", True) else "its reply holds no model"
-    if not weights.same_layout(reply.tensors[uploads], request.tensors[uploads]):
+    came, sent = reply.tensors[uploads], request.tensors[uploads]
+    if not weights.same_layout(came, sent):
         return "its model has other names, shapes or types than the one it was sent"
-    if not weights.finite(reply.tensors[uploads]):
+    if not all(weights.finite(group) for group in reply.tensors.values()):
         return "its model has NaN or infinite weights (client.lr too high?)"
+    if any(name in sent and not torch.equal(came[name], sent[name]) for name in ("mean", "std")):
+        return "its model normalises images otherwise than the one it was sent"
+    if any(bool((value < 0).any()) for name, value in came.items() if name.endswith("running_var")):
+        return "its model has negative variances"
+    if weights.largest(came) > MOST_GROWTH * (1 + weights.largest(sent)):
+        return f"its model has weights more than {MOST_GROWTH} times as large (client.lr too high?)"
     return ""
 
 
+MOST_COUNTS = 20
+MOST_GROWTH = 1000  # of the largest weight in a round: beyond that a client has diverged
 OWN = {"event", "tau", "lambda", "bytes_down", "bytes_up", "left_out", "seconds"}  # names in an event
 
 

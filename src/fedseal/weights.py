@@ -34,6 +34,12 @@ def finite(model: Mapping[str, Tensor]) -> bool:
     return all(bool(value.isfinite().all()) for value in model.values() if value.is_floating_point())
 
 
+def largest(model: Mapping[str, Tensor]) -> float:
+    """The largest weight in size, BatchNorm's statistics left out."""
+    learnt = [v for k, v in model.items() if v.is_floating_point() and v.numel() and ".running_" not in k]
+    return max((float(value.abs().max()) for value in learnt), default=0.0)
+
+
 def same_layout(model: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> bool:
     """True if both have the same names, shapes and types."""
     return {k: (v.shape, v.dtype) for k, v in model.items()} == {

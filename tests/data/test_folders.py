@@ -210,6 +210,11 @@ def test_client_with_broken_files_only(data: Path) -> None:
         read(data)
 
 
+def test_a_link_to_nothing_is_skipped(data: Path) -> None:
+    (data / "clients" / "ward-1" / "gone.png").symlink_to(data / "nowhere.png")
+    assert [Path(name).name for name in read(data).skipped] == ["gone.png"]
+
+
 def test_image_of_the_right_size_is_untouched(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "i.png")

@@ -98,7 +98,9 @@ def run(grid: MadeUpGrid, own: dict[str, Any], tmp_path: Path) -> Callable[..., 
         keys = {name.encode(): name for name in grid.images}
         job = job_of(sites, "a" * 32, data=False)
         deadline = sites.config.engine.deadline
-        return FlowerEngine(grid, Roll(grid, keys), sites.federation.names, job, deadline=deadline)
+        return FlowerEngine(
+            grid, Roll(grid, grid.images, keys), sites.federation.names, job, deadline=deadline
+        )
 
     def train(resume: bool = False, **more: Any) -> list[dict[str, Any]]:
         config = load_config("folders", own | {k.replace("__", "."): v for k, v in more.items()})
@@ -184,12 +186,16 @@ FAULTS: dict[str, tuple[Behaviour, str]] = {
     "wrong keys": (lied(put("more", torch.zeros(1))), "other names, shapes or types"),
     "NaN": (lied(lambda model: model["mean"].fill_(torch.nan)), "NaN or infinite"),
     "huge": (lied(put("mean", torch.zeros(500_000))), "far too large"),
+    "diverged": (lied(lambda model: model["body.fc3.bias"].fill_(1e30)), "times as large"),
+    "other normalisation": (lied(put("std", torch.full((1, 3, 1, 1), -9.0))), "normalises images otherwise"),
     "garbage": (sent(b"garbage"), "cannot be read"),
     "nothing": (sent(b""), "cannot be read"),
     "no record": (lambda request, _: Message(RecordDict(), reply_to=request), "cannot be read"),
     "no model": (sent(Packet(scalars={"t": 1}).to_bytes()), "no model"),
     "odd scalars": (sent(Packet(scalars={"t": [1]}).to_bytes()), "cannot be read"),  # type: ignore[dict-item]
     "forged accuracy": (counted(test_accuracy=1), "counts 'test_accuracy'"),
+    "escapes": (counted(**{"\x1b[2J": 1}), "name is none"),
+    "many counts": (counted(**{f"n{i}": 1 for i in range(30)}), "more than 20"),
     "huge count": (counted(positive=10**400), "'positive' is no number of images"),
     "failure": (failed(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "a\nb\x1b[2J"), "it failed: a b [2J"),
     "gone": (failed(ErrorCode.NODE_UNAVAILABLE, "offline"), "no reply within 2.5 seconds"),
@@ -286,8 +292,17 @@ def test_a_client_refuses_another_version_and_an_odd_run(grid: MadeUpGrid, own: 
 def test_too_few_clients_are_an_error_that_names_those_who_came(grid: MadeUpGrid) -> None:
     told: list[int] = []
     with pytest.raises(UserError, match=r"Only 2 of 3 clients came within 0\.2 seconds \(north, south\)"):
-        Roll(grid).wait(3, 0.2, told.append)  # without keys it asks them for their names
+        Roll(grid, ("north", "south", "west")).wait(
+            3, 0.2, told.append
+        )  # without keys it asks for their names
     assert told[-1] == 2
+
+
+def test_who_was_not_asked_for_is_named_and_does_not_count(
+    grid: MadeUpGrid, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert Roll(grid, ("north", "nroth")).wait(1, 5) == {"north"}
+    assert "'south' is there, which nobody asked for" in caplog.text
 
 
 def test_text_from_elsewhere_is_tamed() -> None:

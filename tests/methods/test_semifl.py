@@ -34,8 +34,8 @@ def test_mixup_loss() -> None:
 
 def test_momentum_step() -> None:
     """From 10, the average being 8: the velocity is 2, the weights 8. Then from 9 with an average of 8 and
-    momentum ½: velocity ½ · 2 + 1 = 2, weights 7. Integers are taken from the average."""
-    count = {"n": torch.tensor(3)}
+    momentum ½: velocity ½ · 2 + 1 = 2, weights 7. BatchNorm's statistics and integers are the average's."""
+    count = {"n": torch.tensor(3), "norm.running_var": torch.tensor([0.5])}
     w, v = momentum_step({"w": torch.tensor([10.0]), **count}, {"w": torch.tensor([8.0]), **count}, None, 0.5)
     assert (w["w"].item(), v["w"].item(), w["n"].item(), list(v)) == (8, 2, 3, ["w"])
     w, v = momentum_step({"w": torch.tensor([9.0])}, {"w": torch.tensor([8.0])}, v, 0.5)

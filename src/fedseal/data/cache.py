@@ -158,7 +158,10 @@ def fingerprint(folder: Path, files: Iterable[Path]) -> str:
     """Of the names, sizes and times of files (their content would take long), and of folders' names."""
     rows = []
     for file in files:
-        state = file.stat()
+        try:
+            state = file.stat()
+        except OSError:  # a link to nothing, which will be skipped
+            state = file.lstat()
         about = (0, 0) if stat.S_ISDIR(state.st_mode) else (state.st_size, state.st_mtime_ns)
         rows.append((file.relative_to(folder).as_posix(), *about))
     return _digest(rows)[:24]

@@ -113,10 +113,7 @@ class DataSettings(Settings):
 def split(pool: Pool, data: DataSettings, seed: int) -> Federation:
     """Deal a pool out; the same seed gives the same images on every machine."""
     federation = _split_folders(pool, data, seed) if "server" in pool.parts else _split_pool(pool, data, seed)
-    missing = np.flatnonzero(_sizes(pool, federation.validation) == 0)
-    if len(missing):
-        log.warning("no validation image of %s: raise data.validation", _names(pool, missing))
-    return replace(federation, fingerprint=fingerprint(federation))
+    return _checked(federation)
 
 
 def stream(seed: int, purpose: str) -> np.random.Generator:
@@ -219,7 +216,15 @@ def split_server(pool: Pool, data: DataSettings, seed: int, clients: Sequence[st
     """The server's part alone, exactly as `split` has it, of clients that keep their images elsewhere."""
     labelled, validation, tests = _split_server(pool, data, seed)
     nothing = tuple(np.zeros(0, np.int64) for _ in clients)
-    federation = Federation(pool, labelled, validation, nothing, tuple(clients), tests)
+    return _checked(Federation(pool, labelled, validation, nothing, tuple(clients), tests))
+
+
+def _checked(federation: Federation) -> Federation:
+    """With its fingerprint; warns of a class that no threshold can be told for."""
+    missing = np.flatnonzero(_sizes(federation.pool, federation.validation) == 0)
+    if len(missing):
+        names = _names(federation.pool, missing)
+        log.warning("no validation image of %s: add some, or raise data.validation", names)
     return replace(federation, fingerprint=fingerprint(federation))
 
 

@@ -12,6 +12,7 @@ os.environ |= {
     "RAY_worker_niceness": "0",  # its workers do the work, and are as dear as any
 }
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ from fedseal.errors import UserError
 from fedseal.methods import code, section
 from fedseal.settings import Settings
 from fedseal.sites import Sites
+
+log = logging.getLogger("fedseal")
 
 POLL = 0.1  # seconds between looks for replies
 LOOK = 2.0  # seconds between looks for clients that went and came back
@@ -93,10 +96,10 @@ def unpack(record: RecordDict) -> bytes:
 
 
 class Roll:
-    """Which node is which client: by its registered key, or by asking it where nodes have no keys."""
+    """Which node is which of the clients: by its registered key, or by asking it where nodes have no keys."""
 
-    def __init__(self, grid: Grid, keys: Mapping[bytes, str] | None = None) -> None:
-        self.grid, self.keys = grid, keys
+    def __init__(self, grid: Grid, clients: Collection[str], keys: Mapping[bytes, str] | None = None) -> None:
+        self.grid, self.clients, self.keys = grid, set(clients), keys
         self.names: dict[int, str] = {}
         self.asked: dict[str, int] = {}
 
@@ -105,7 +108,8 @@ class Roll:
         nodes = sorted(self.grid.get_nodes(), key=lambda node: node.last_activated_at)
         if self.keys is None:
             self._ask([node.node_id for node in nodes])
-            return {self.names[node.node_id]: node for node in nodes if node.node_id in self.names}
+            named = {self.names[node.node_id]: node for node in nodes if node.node_id in self.names}
+            return {name: node for name, node in named.items() if name in self.clients}
         return {self.keys[node.public_key]: node for node in nodes if node.public_key in self.keys}
 
     def _ask(self, nodes: Collection[int]) -> None:
@@ -113,9 +117,12 @@ class Roll:
             question = Message(RecordDict(), node, MessageType.QUERY)
             self.asked |= dict.fromkeys(self.grid.push_messages([question]), node)
         for answer in self.grid.pull_messages(list(self.asked)) if self.asked else ():
-            node = self.asked.pop(answer.metadata.reply_to_message_id)
-            if answer.has_content():
-                self.names[node] = str(answer.content.config_records["client"]["name"])
+            node = self.asked.pop(answer.metadata.reply_to_message_id, 0)
+            if node and answer.has_content() and "client" in answer.content.config_records:
+                name = one_line(str(answer.content.config_records["client"].get("name", "")))
+                self.names[node] = name
+                if name not in self.clients:
+                    log.warning("a client called '%s' is there, which nobody asked for: it has no part", name)
 
     def wait(self, number: int, seconds: float, tell: Callable[[int], None] = lambda there: None) -> set[str]:
         """The clients' names, once so many are there; `tell` is told how many there are, when it changes."""
@@ -207,7 +214,7 @@ def read(message: Message, k: int, down: int, *, simulated: bool = False) -> Rep
         return Reply(k, Packet(), down, problem=f"it failed: {one_line(reason)}")
     try:
         wire = unpack(message.content)
-        if len(wire) > 4 * down + 1_000_000:
+        if len(wire) > largest(down):
             size = f"{len(wire) / 1e6:.1f} MB, where {down / 1e6:.1f} MB were sent"
             return Reply(k, Packet(), down, len(wire), problem=f"its reply is far too large: {size}")
         packet = Packet.from_bytes(wire)
@@ -218,6 +225,11 @@ def read(message: Message, k: int, down: int, *, simulated: bool = False) -> Rep
         return Reply(k, packet, down, len(wire), {name: int(str(n)) for name, n in counts.items()})
     except Exception as error:  # whatever it sent, the round goes on without it
         return Reply(k, Packet(), down, problem=f"its reply cannot be read ({type(error).__name__})")
+
+
+def largest(sent: int) -> int:
+    """Bytes that the reply to so many may have."""
+    return 4 * sent + 1_000_000
 
 
 def one_line(text: str) -> str:

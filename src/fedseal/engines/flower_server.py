@@ -90,7 +90,7 @@ def simulate(sites: Sites, memories: Mapping[str, bytes]) -> FlowerEngine:
     job = job_of(sites, "simulation", data=True).model_copy(update={"memory": folder.name})
     numbers = tuple(map(str, range(clients)))
     engine = FlowerEngine(
-        grid, Roll(grid), numbers, job, deadline=None, check=check, memories=remembered, close=close
+        grid, Roll(grid, numbers), numbers, job, deadline=None, check=check, memories=remembered, close=close
     )
     try:
         engine.roll.wait(clients, START)

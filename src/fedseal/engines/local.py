@@ -114,7 +114,7 @@ class LocalEngine:
                 worker, k = busy.pop(pipe)
                 try:
                     done = pipe.recv()
-                except (EOFError, ConnectionResetError):
+                except (EOFError, OSError):  # died, maybe amidst its answer
                     self._workers.remove(worker)
                     worker = _Worker(self._sites)
                     self._workers.append(worker)

@@ -90,13 +90,14 @@ def momentum_step(
 ) -> tuple[Tensors, Tensors]:
     """Averaging as a step of SGD with momentum, from `before` down the "gradient" before − after.
 
-    Gives the weights and the new velocity. Integer buffers are taken from `after`.
+    Gives the weights and the new velocity. BatchNorm's statistics, which momentum could make negative, and
+    integer buffers are taken from `after`.
     """
     moved: Tensors = {}
     kept: Tensors = {}
     for name, old in before.items():
         moved[name] = after[name]
-        if old.is_floating_point():
+        if old.is_floating_point() and ".running_" not in name:
             kept[name] = old - after[name]
             if velocity is not None:
                 kept[name] = kept[name] + momentum * velocity[name]
