@@ -62,7 +62,7 @@ def reproduce(
     if table.figure and seeds > 1:
         raise UserError(f"{name} is a figure, which shows seed 0: leave --seeds out.")
     if verify is not None:
-        _verify(lib.find_cell(table, verify, size), library, work / "verify")
+        _verify(lib.find_cell(table, verify, size), library, work / f"verify-{name}-{verify}")
         return
     cells = [cell for cell in table.cells(seeds, size) if only in cell.name]
     if not cells:
