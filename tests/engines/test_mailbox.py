@@ -94,6 +94,8 @@ def test_what_answers_nothing_that_was_asked_is_dropped(box: Mailbox) -> None:
     link.reply(stranger, b"forged")
     assert box.pull_messages(["never sent"]) == []
     link.reply(asked(box, "mine"), b"right")
+    link.reply(stranger, b"forged again")
+    link.waiting[-1][0].metadata.reply_to_message_id = "mine"
     [reply] = box.pull_messages(["mine"])
     assert flower.unpack(reply.content) == b"right"
     box.close()

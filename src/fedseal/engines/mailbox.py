@@ -56,6 +56,7 @@ class Mailbox(HttpGrid):
         for reply, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
             name = reply.metadata.reply_to_message_id
             if name in asked:
+                asked.remove(name)  # of two replies the first counts
                 self._fetched[name] = self._threads.submit(self._fetch, reply, tree, self._limits.pop(name))
         done, _ = wait(self._fetched.values(), PATIENCE)
         names = [name for name, future in self._fetched.items() if future in done]
