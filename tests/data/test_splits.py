@@ -242,7 +242,8 @@ def test_validation_without_a_class_warns(fashion, caplog):
         split(fashion, DataSettings(), seed=0)
         assert not caplog.messages
         split(fashion, DataSettings(validation=8), seed=0)
-    assert caplog.messages == ["no validation image of 'class 8', 'class 9': raise data.validation"]
+    [said] = caplog.messages
+    assert said == "no validation image of 'class 8', 'class 9': add some, or raise data.validation"
 
 
 def folders(**change):
@@ -278,7 +279,7 @@ def test_folders_with_a_validation_folder(caplog):
     assert per_class(pool, federation.validation) == [3, 0]
     assert caplog.messages == [
         "data.validation = 2 is not used: there is a validation folder",
-        "no validation image of 'class 1': raise data.validation",
+        "no validation image of 'class 1': add some, or raise data.validation",
     ]
 
 
