@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw
 from safetensors.torch import load_file
 
 from fedseal import api, cli
-from fedseal.reproduce import SMOKE
+from fedseal.tables import SMOKE
 
 TINY: dict[str, Any] = SMOKE | {"engine.workers": 1}
 

@@ -17,6 +17,7 @@ from PIL import Image
 
 from conftest import Command, alive, children, contents
 from fedseal import reproduce as lib
+from fedseal import tables
 from fedseal.errors import UserError
 
 SMOKE = ("--scale", "smoke")
@@ -30,18 +31,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_there_are_eight_tables_and_five_figures() -> None:
-    names = list(lib.tables())
+    names = list(tables.tables())
     assert sum(name.startswith("table-") for name in names) == 8
     assert sum(name.startswith("figure-") for name in names) == 5
     with pytest.raises(UserError, match="no table or figure 'table-mnist'; there are"):
-        lib.find_table("table-mnist")
+        tables.find_table("table-mnist")
 
 
 def test_what_a_row_changes_counts_more_than_what_the_scale_does() -> None:
-    table = lib.find_table("table-cifar10")
+    table = tables.find_table("table-cifar10")
 
-    def rates(row: str, scale: lib.Scale) -> tuple[float, float, int]:
-        config = lib.Cell(table, row, "IID", 0, scale).config
+    def rates(row: str, scale: tables.Scale) -> tuple[float, float, int]:
+        config = tables.Cell(table, row, "IID", 0, scale).config
         return config.server.lr, config.client.lr, config.client.epochs
 
     assert rates("FedSEAL", "paper") == (0.001, 0.001, 5)
@@ -51,10 +52,10 @@ def test_what_a_row_changes_counts_more_than_what_the_scale_does() -> None:
     assert rates("FedRGD", "reduced") == (0.035, 0.01, 1)
 
 
-@pytest.mark.parametrize("name", lib.tables())
+@pytest.mark.parametrize("name", tables.tables())
 @pytest.mark.parametrize("scale", ["paper", "reduced", "smoke"])
-def test_every_cell_is_a_configuration(name: str, scale: lib.Scale) -> None:
-    table = lib.find_table(name)
+def test_every_cell_is_a_configuration(name: str, scale: tables.Scale) -> None:
+    table = tables.find_table(name)
     cells = table.cells(2, scale)
     assert len({cell.name for cell in cells}) == len(cells) == 2 * len(table.rows) * len(table.columns)
     for cell in cells:
@@ -141,7 +142,7 @@ def test_this_version_has_its_own_numbers() -> None:
 
 def test_what_serves_for_a_cell(here: Path) -> None:
     """A run of as many rounds or more, of this version."""
-    [cell] = lib.find_table("figure-correct-rates").cells(1, "smoke")
+    [cell] = tables.find_table("figure-correct-rates").cells(1, "smoke")
     library = lib.Library(here / "results")
     for _ in lib.run_cells([cell], library, here / "runs", 1):
         pass
@@ -157,9 +158,9 @@ def test_what_serves_for_a_cell(here: Path) -> None:
         assert (lib.Library(here / "results").find(cell) is not None) == serves
 
 
-@pytest.mark.parametrize("name", lib.tables())
+@pytest.mark.parametrize("name", tables.tables())
 def test_threads_that_a_run_settled_do_not_hide_it(name: str) -> None:
-    cell = lib.find_table(name).cells(1, "paper")[0]
+    cell = tables.find_table(name).cells(1, "paper")[0]
     assert lib.identity(cell.config.with_threads(7)) == lib.identity(cell.config)
     assert lib.identity(cell.config.model_copy(update={"seed": 9})) != lib.identity(cell.config)
 
@@ -176,7 +177,7 @@ def test_what_was_left_by_a_kill_is_passed_over_and_damage_is_named(here: Path) 
 
 
 def test_a_cell_that_fails_is_named_and_the_others_go_on(here: Path) -> None:
-    table = lib.find_table("figure-theta")
+    table = tables.find_table("figure-theta")
     rows: dict[str, Any] = {"bad": {"server.lr": 1e9}, "good": {"method": "server-sl"}}
     library = lib.Library(here / "results")
     *_, last = lib.run_cells(replace(table, rows=rows).cells(1, "smoke"), library, here / "runs", 1)
@@ -188,7 +189,7 @@ def test_a_cell_that_fails_is_named_and_the_others_go_on(here: Path) -> None:
 
 def test_killed_it_leaves_no_process_and_goes_on(here: Path, fedseal: Command) -> None:
     """SIGKILL after round 1 of 2: neither cell nor workers outlive it, and round 1 is not run again."""
-    table = lib.find_table("figure-correct-rates")
+    table = tables.find_table("figure-correct-rates")
     words = ["reproduce", table.name, *SMOKE]
     process = subprocess.Popen([sys.executable, "-m", "fedseal", *words], stdout=subprocess.DEVNULL)
     [cell] = table.cells(1, "smoke")

@@ -15,10 +15,10 @@ from fedseal.errors import UserError
 from fedseal.later import Later
 
 if TYPE_CHECKING:
-    from fedseal import estimate, machine
+    from fedseal import estimate, machine, tables
     from fedseal import reproduce as lib
 else:
-    lib, machine, estimate = map(Later, ("reproduce", "machine", "estimate"))
+    lib, machine, estimate, tables = map(Later, ("reproduce", "machine", "estimate", "tables"))
 
 console = Console(highlight=False)
 
@@ -51,18 +51,18 @@ def reproduce(
     """
     if scale not in ("paper", "reduced", "smoke"):
         raise UserError(f"--scale is paper, reduced or smoke, not '{scale}'.")
-    size: lib.Scale = scale  # type: ignore[assignment]
+    size: tables.Scale = scale  # type: ignore[assignment]
     library = lib.Library(results)
     if list_:
         _list(library, seeds, size)
         return
     if name is None:
         raise UserError("Give the name of a table or figure; 'fedseal reproduce --list' shows them.")
-    table = lib.find_table(name)
+    table = tables.find_table(name)
     if table.figure and seeds > 1:
         raise UserError(f"{name} is a figure, which shows seed 0: leave --seeds out.")
     if verify is not None:
-        _verify(lib.find_cell(table, verify, size), library, work / f"verify-{name}-{verify}")
+        _verify(tables.find_cell(table, verify, size), library, work / f"verify-{name}-{verify}")
         return
     cells = [cell for cell in table.cells(seeds, size) if only in cell.name]
     if not cells:
@@ -81,7 +81,7 @@ def reproduce(
         raise UserError(f"{failed} of {len(cells)} cells failed, as said above; the others are kept.")
 
 
-def _verify(cell: "lib.Cell", library: "lib.Library", work: Path) -> None:
+def _verify(cell: "tables.Cell", library: "lib.Library", work: Path) -> None:
     """Runs a cell in a folder of its own, which stays until the comparison has been made."""
     again = lib.Library(work / "results")
     if _run(lib.run_again(cell, library, again, work)):
@@ -116,7 +116,7 @@ def _run(states: "Iterator[lib.Progress]") -> int:
     return failed
 
 
-def _show(table: "lib.Table", library: "lib.Library", seeds: int, scale: "lib.Scale") -> None:
+def _show(table: "tables.Table", library: "lib.Library", seeds: int, scale: "tables.Scale") -> None:
     measured = lib.measure(table, library, seeds, scale)
     mark = "" if scale == "paper" else f", {scale.upper()} SCALE: not comparable with the paper's numbers"
     console.print(
@@ -141,10 +141,10 @@ def _grid(title: str, rows: dict[str, dict[str, str]]) -> Grid:
     return grid
 
 
-def _list(library: "lib.Library", seeds: int, scale: "lib.Scale") -> None:
+def _list(library: "lib.Library", seeds: int, scale: "tables.Scale") -> None:
     grid = Grid("name", "what", "cells run", "time left", box=None, header_style="bold")
     with console.status("timing the networks"):
-        for table in lib.tables().values():
+        for table in tables.tables().values():
             cells = table.cells(seeds, scale)
             missing = [cell for cell in cells if library.find(cell) is None]
             left = _about(sum(estimate.seconds(cell.config) for cell in missing)) if missing else ""

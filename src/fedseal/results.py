@@ -18,18 +18,8 @@ from fedseal.config import load_config
 from fedseal.errors import UserError
 from fedseal.files import write_atomic
 from fedseal.observers import read_events
-from fedseal.reproduce import (
-    Cell,
-    Library,
-    Measured,
-    Scale,
-    Table,
-    find_table,
-    folder_name,
-    measure,
-    readings,
-    tables,
-)
+from fedseal.reproduce import Library, Measured, measure, readings
+from fedseal.tables import Cell, Scale, Table, find_table, folder_name, tables
 
 MARKED = re.compile(r"(<!-- results (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MOST = 20  # seeds that are looked for
