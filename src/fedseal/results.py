@@ -2,8 +2,8 @@
 
     python -m fedseal.results README.md docs/results.md docs/paper-map.md
 
-writes each table between its two marks, <!-- results NAME --> and <!-- end -->: `seeds`, `state`, `evidence`,
-or the name of a table of the paper.
+writes each table between its two marks, <!-- results NAME --> and <!-- end -->: `seeds`, `methods`, `state`,
+`evidence`, or the name of a table of the paper.
 """
 
 import re
@@ -59,6 +59,12 @@ def seeds(library: Library) -> str:
     below, above = (table.paper[row][list(table.columns).index(column)] for row in ("Server-SL", "FedSEAL"))
     lines.append(["paper", f"{below:.2f}%", "–", f"{above:.2f}%", "–", f"{above - below:+.2f}", "–"])
     return markdown([head, *lines])
+
+
+def methods(library: Library) -> str:
+    """All methods on Fashion-MNIST with LeNet: accuracies alone."""
+    table = find_table("table-fmnist-lenet")
+    return next(blocks(table, measure(table, library, MOST, "paper", "model"), "accuracy of wᵗ, %"))
 
 
 def state(library: Library) -> str:
@@ -176,7 +182,7 @@ def refresh(text: str, library: Library) -> str:
 
     def make(match: "re.Match[str]") -> str:
         name = match[2]
-        makers = {"seeds": seeds, "state": state, "evidence": evidence}
+        makers = {"seeds": seeds, "methods": methods, "state": state, "evidence": evidence}
         content = makers[name](library) if name in makers else comparison(find_table(name), library)
         return f"{match[1]}{content}\n{match[3]}"
 
