@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedseal.api import LAST
 from fedseal.data.pool import Federation
 from fedseal.files import write_atomic
 
@@ -42,20 +43,17 @@ def class_mix(federation: Federation, path: Path) -> None:
 Series = Mapping[str, Sequence[tuple[float, float]]]
 
 
-MEAN = 10  # rounds, as in the tables
-
-
 def line_chart(series: Series, title: str, y: str, paths: Sequence[Path]) -> None:
     """A line for each series, by round; of a long one the mean of the last ten rounds is drawn over it."""
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    long = any(len(points) >= 5 * MEAN for points in series.values())
+    long = any(len(points) >= 5 * LAST for points in series.values())
     for number, (name, points) in enumerate(series.items()):
         rounds, values = [x for x, _ in points], [value for _, value in points]
         if long:
             axes.plot(rounds, values, color=f"C{number}", linewidth=0.8, alpha=0.35)
-            values = [mean(values[max(end - MEAN, 0) : end]) for end in range(1, len(values) + 1)]
+            values = [mean(values[max(end - LAST, 0) : end]) for end in range(1, len(values) + 1)]
         axes.plot(rounds, values, color=f"C{number}", label=name, linewidth=1.4)
-    axes.set(title=title, xlabel=f"round (bold: mean of the last {MEAN})" if long else "round", ylabel=y)
+    axes.set(title=title, xlabel=f"round (bold: mean of the last {LAST})" if long else "round", ylabel=y)
     axes.legend(frameon=False)
     _save(figure, axes, paths)
 
