@@ -50,6 +50,10 @@ def test_what_a_row_changes_counts_more_than_what_the_scale_does() -> None:
     # FedRGD's server learns 3.5 times as fast as its clients, which have one epoch
     assert rates("FedRGD", "paper") == (0.0035, 0.001, 1)
     assert rates("FedRGD", "reduced") == (0.035, 0.01, 1)
+    assert table.reductions.startswith("`rounds = 20`, `model.width = 8`, ")
+    assert table.reductions.endswith(
+        "; FedAvg-SL: `fedavg-sl.server_step = true`; FedRGD: `server.lr = 0.035`"
+    )
 
 
 @pytest.mark.parametrize("name", tables.tables())

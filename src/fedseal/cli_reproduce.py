@@ -128,6 +128,8 @@ def _show(table: "tables.Table", library: "lib.Library", seeds: int, scale: "tab
     further = lib.readings(measured)
     if further:
         console.print(_grid("Margin over Server-SL (paper), gap recovered (paper)", further))
+    if scale == "reduced":
+        console.print(escape(f"Reduced: {table.reductions.replace('`', '')}."))
     if table.note:
         console.print(escape(table.note))
 

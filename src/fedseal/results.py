@@ -155,8 +155,7 @@ def comparison(table: Table, library: Library) -> str:
         if not any(place.ours for columns in measured.values() for place in columns.values()):
             continue
         if scale == "reduced":
-            changes = ", ".join(f"`{key} = {value}`" for key, value in table.reduced.items())
-            parts.append(f"**Reduced scale** ({changes}): not comparable with the paper's numbers.")
+            parts.append(f"**Reduced scale** ({table.reductions}): not comparable with the paper's numbers.")
         parts += blocks(table, measured, "accuracy of wᵗ, %")
         parts += blocks(table, measure(table, library, MOST, scale, "average"), "accuracy of w̄, %")
     return "\n\n".join(parts) or "Not run."

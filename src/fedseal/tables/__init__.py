@@ -81,6 +81,13 @@ class Table:
     figure: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
 
+    @property
+    def reductions(self) -> str:
+        """What the reduced scale changes, to read."""
+        rows = {"": self.reduced} | {f"{row}: ": changes for row, changes in self.reduced_rows.items()}
+        texts = {k: ", ".join(f"`{key} = {value}`" for key, value in v.items()) for k, v in rows.items()}
+        return "; ".join(row + text for row, text in texts.items()).replace("True", "true")
+
     def cells(self, seeds: int, scale: Scale) -> list[Cell]:
         """All of them, the rows one after another within each seed."""
         places = [(s, r, c) for s in range(seeds) for r in self.rows for c in self.columns]
