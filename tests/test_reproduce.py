@@ -69,6 +69,13 @@ def test_every_cell_is_a_configuration(name: str, scale: tables.Scale) -> None:
     assert table.paper.keys() <= table.rows.keys()
 
 
+@pytest.mark.parametrize("name", [name for name in tables.tables() if name.startswith("table-")])
+def test_every_table_prints_before_anything_is_run(name: str, here: Path, fedseal: Command) -> None:
+    answer = fedseal("reproduce", name, "--no-run", "--scale", "reduced")
+    assert answer.code == 0 and "REDUCED" in answer.out and "not run (" in answer.out, answer.err
+    assert "Reduced: rounds = " in answer.out
+
+
 def test_margin_and_gap_recovered() -> None:
     """Over the seeds that all have: margins of seeds 0 and 1 are 76 − 73 = 3 and 78 − 74 = 4, mean 3.5;
     FedAvg-SL has seed 0 alone: 3 of 83 − 73 = 10 is 30 %. The paper's LeNet at 0.3: 78.62 − 74.95 = 3.67 of
@@ -90,6 +97,7 @@ def test_margin_and_gap_recovered() -> None:
     measured["SemiFL"] = {"a": lib.Measured({0: 83.1})}
     assert lib.readings(measured)["FedSEAL"]["a"] == "+3.50 (+3.67), – (38%)"
     assert lib.readings(measured)["SemiFL"]["a"] == "+10.10 (–), – (–)"
+    assert lib.readings({"FedSEAL": measured["FedSEAL"]}) == {}
     # the spread of 76 and 78 is √2
     assert measured["FedSEAL"]["a"].text() == "77.00 ± 1.41 (78.62)"
     assert lib.Measured().text() == "not run (–)"

@@ -237,21 +237,22 @@ def readings(measured: Mapping[str, Mapping[str, Measured]]) -> dict[str, dict[s
 
     Where a method is above FedAvg-SL, that is no upper bound, and there is no gap to recover.
     """
-    low = measured.get("Server-SL", {})
+    low = measured.get("Server-SL")
+    if low is None:
+        return {}
     high = dict(measured.get("FedAvg-SL", dict.fromkeys(low, Measured())))
-    for columns in measured.values():
-        for column, place in columns.items():
-            if any(place.ours.get(seed, bound) > bound for seed, bound in high[column].ours.items()):
-                high[column] = Measured({}, high[column].paper)
-    found: dict[str, dict[str, str]] = {}
-    for row, columns in measured.items():
-        if row in ("Server-SL", "FedAvg-SL") or not low:
-            continue
-        found[row] = {
+    methods = {row: places for row, places in measured.items() if row not in ("Server-SL", "FedAvg-SL")}
+    for column, bound in high.items():
+        for places in methods.values():
+            if any(places[column].ours.get(seed, value) > value for seed, value in bound.ours.items()):
+                high[column] = Measured({}, bound.paper)
+    return {
+        row: {
             column: f"{margin(place, low[column])}, {gap_recovered(place, low[column], high[column])}"
-            for column, place in columns.items()
+            for column, place in places.items()
         }
-    return found
+        for row, places in methods.items()
+    }
 
 
 def draw(table: Table, library: Library, scale: Scale) -> Path | None:
