@@ -70,7 +70,7 @@ def test_the_summary_says_how_the_number_came_about(finished: Path) -> None:
     assert summary["labels"] == {"training": 50, "validation": 20, "total": 70}
     assert (summary["method"], summary["rounds"], summary["seed"], summary["clients"]) == ("fedseal", 2, 0, 3)
     assert summary["config"] == config.fingerprint() and len(summary["split"]) == 16
-    assert summary["versions"].keys() == {"fedseal", "torch", "numpy", "python", "machine"}
+    assert summary["versions"].keys() == {"fedseal", "torch", "numpy", "python", "machine", "processor"}
     assert summary["seconds"] > 0 and summary["skipped_files"] == 0
 
 

@@ -19,6 +19,7 @@ from conftest import Command, alive, children, contents
 from fedseal import reproduce as lib
 from fedseal import tables
 from fedseal.errors import UserError
+from fedseal.machine import processor
 
 SMOKE = ("--scale", "smoke")
 
@@ -134,7 +135,12 @@ def test_cells_are_run_once_kept_and_verified(here: Path, fedseal: Command) -> N
     events.write_text(
         events.read_text("utf-8").replace('"t": 2, "test_accuracy": 0.', '"t": 2, "test_accuracy": 1.')
     )
-    fedseal(*words, "--verify", cells[1]).refuses(f"{cells[1]} differs", "from round 2 on")
+    differing = fedseal(*words, "--verify", cells[1])
+    differing.refuses(f"{cells[1]} differs", "from round 2 on; last ten rounds: ", " %, now ")
+    assert "processor" not in differing.err
+    summary = place / cells[1] / "summary.json"
+    summary.write_text(summary.read_text("utf-8").replace(processor(), "an abacus"))
+    fedseal(*words, "--verify", cells[1]).refuses(f"then: an abacus; now: {processor()}.")
     fedseal(*words, "--verify", "other").refuses("no cell 'other'", cells[0])
     fedseal(*words, "--verify", cells[1].replace("seed0", "seed7")).refuses("not been measured")
     fedseal("reproduce", "table-fmnist-labels", *SMOKE, "--verify", "server-sl-500-labels-seed0").refuses(

@@ -26,7 +26,7 @@ from fedseal.engines.local import LocalEngine
 from fedseal.errors import UserError
 from fedseal.files import locked, write_atomic
 from fedseal.learn import INFERENCE_BATCH, accuracy
-from fedseal.machine import cores, threads
+from fedseal.machine import cores, processor, threads
 from fedseal.methods import METHODS, section
 from fedseal.model_file import load, save_model
 from fedseal.observers import (
@@ -325,7 +325,11 @@ def accuracies(events: Sequence[Mapping[str, Any]], chosen: str) -> dict[str, di
 def versions() -> dict[str, str]:
     """What the numbers were made with."""
     packages = {name: version(name) for name in ("fedseal", "torch", "numpy")}
-    return packages | {"python": platform.python_version(), "machine": platform.machine()}
+    return packages | {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "processor": processor(),
+    }
 
 
 def evaluate(run: str | os.PathLike[str], test: str | os.PathLike[str] | None = None) -> dict[str, Any]:

@@ -292,10 +292,15 @@ def compared(cell: Cell, library: Library, again: Library) -> str:
     assert known is not None and new is not None
     before, after = (numbers(run.folder, cell.config.rounds) for run in (known, new))
     differing = [t for t, (one, other) in enumerate(zip(before, after, strict=True), 1) if one != other]
+    then, now = (100 * run.accuracy_after(cell.config.rounds) for run in (known, new))
     if differing:
-        raise UserError(f"{cell.name} differs from {known.folder} from round {differing[0]} on.")
-    accuracy = 100 * known.accuracy_after(cell.config.rounds)
-    return f"{cell.name}: the same {len(before)} rounds, {accuracy:.2f} %"
+        made_on, here = (run.summary["versions"].get("processor", "not recorded") for run in (known, new))
+        why = f" Another processor rounds otherwise; then: {made_on}; now: {here}." if made_on != here else ""
+        raise UserError(
+            f"{cell.name} differs from {known.folder} from round {differing[0]} on; "
+            f"last ten rounds: {then:.2f} %, now {now:.2f} %.{why}"
+        )
+    return f"{cell.name}: the same {len(before)} rounds, {then:.2f} %"
 
 
 def numbers(folder: Path, rounds: int) -> list[dict[str, Any]]:
