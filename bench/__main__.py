@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
-from bench import augment, fleet, flower, methods, predict
+from bench import arithmetic, augment, fleet, flower, methods, predict
 from bench import round as one_round
 
 
@@ -15,7 +15,7 @@ def reached(ratio: float, target: str) -> bool:
 
 def main() -> None:
     rows = []
-    for part in (augment, predict, one_round, fleet, flower, methods):
+    for part in (arithmetic, augment, predict, one_round, fleet, flower, methods):
         rows += part.run()
     table = Table("what", title="Ratios, each measured side by side on this machine")
     for column in ("measured", "target", ""):

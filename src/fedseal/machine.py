@@ -11,6 +11,29 @@ import torch
 
 from fedseal.errors import UserError
 
+SAME_ARITHMETIC = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+}
+
+
+def round_alike() -> None:
+    """Computes here, and in processes started from here, with AVX2 even where there is AVX-512.
+
+    Sums in vectors of another width round otherwise, and so a run would end elsewhere. Whoever sets one of
+    these variables has the processor as it is; so has whoever computed with PyTorch before: it is too late.
+    """
+    if any(key in os.environ for key in SAME_ARITHMETIC) or not torch.cpu._is_avx2_supported():
+        return
+    os.environ |= SAME_ARITHMETIC
+    if torch.backends.cpu.get_cpu_capability() != "AVX2":
+        for key in SAME_ARITHMETIC:
+            del os.environ[key]
+
+
+round_alike()
+
 
 def find_device(wanted: str) -> torch.device:
     """The device asked for, or the best one there is."""
@@ -28,7 +51,7 @@ def cores() -> int:
 
 
 def processor() -> str:
-    """The processor's name and its widest instructions: another kind rounds sums otherwise."""
+    """The processor's name and the instructions used of it: others round sums otherwise."""
     listed = Path("/proc/cpuinfo")
     text = listed.read_text("utf-8", "replace") if listed.exists() else ""
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
