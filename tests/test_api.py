@@ -71,7 +71,19 @@ def test_the_summary_says_how_the_number_came_about(finished: Path) -> None:
     assert (summary["method"], summary["rounds"], summary["seed"], summary["clients"]) == ("fedseal", 2, 0, 3)
     assert summary["config"] == config.fingerprint() and len(summary["split"]) == 16
     assert summary["versions"].keys() == {"fedseal", "torch", "numpy", "python", "machine", "processor"}
-    assert summary["seconds"] > 0 and summary["skipped_files"] == 0
+    assert summary["seconds"] > 0 and summary["skipped_files"] == 0 and summary["left_out"] == {}
+
+
+def test_accuracy_is_of_the_last_ten_rounds_however_often_others_are_evaluated(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    keys = tiny | {"method": "server-sl", "evaluate_every": 2}
+    run = api.train("demo", out=tmp_path / "run", set=keys, rounds=14)
+    seen = {event["t"]: event["test_accuracy"] for event in events(run.folder) if "test_accuracy" in event}
+    assert list(seen) == [2, 4, *range(5, 15)]
+    assert run.accuracy == pytest.approx(np.mean(list(seen.values())[2:]))
+    # of a run that ended after 12 rounds, not all of the last ten (3 to 12) are known: 4 to 12 are
+    assert run.accuracy_after(12) == pytest.approx(np.mean(list(seen.values())[1:10]))
 
 
 def test_the_model_file_says_all_that_it_takes_to_use_it(finished: Path) -> None:

@@ -313,8 +313,12 @@ def test_clients_with_nan_are_left_out_and_the_run_goes_on(
 ) -> None:
     run = tmp_path / "run"
     keys = tiny | {"client.lr": 1e300, "engine.min_replies": 0}
-    answer = fedseal("train", "demo", "--out", run, "-q", set=keys)
+    answer = fedseal("train", "demo", "--out", run, set=keys)
     assert answer.code == 0
+    assert (
+        "replies left out: 2 of client-0, 2 of client-1, 2 of client-2; events.jsonl says why" in answer.out
+    )
+    assert "replies left out: 2 of client-0, " in (run / "report.html").read_text("utf-8")
     reason = "its model has NaN or infinite weights (client.lr too high?)"
     assert f"warning: round 1: client-0 is left out: {reason}\n" in answer.err
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]

@@ -132,6 +132,13 @@ def test_a_report_goes_where_it_is_told(fedseal: Command, copy: Path, tmp_path: 
     fedseal("report", copy).refuses(f"{copy / 'events.jsonl'} is missing or damaged")
 
 
+def test_numbers_that_were_kept_without_their_model_have_a_report(fedseal: Command, copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    assert fedseal("report", copy).code == 0
+    text = (copy / "report.html").read_text("utf-8")
+    assert "Thresholds τ by class" in text and "Ankle boot" in text and "Confusion" not in text
+
+
 def test_ticks_are_round_numbers() -> None:
     assert charts.ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
     assert charts.ticks(1, 150, 8) == pytest.approx([20, 40, 60, 80, 100, 120, 140])

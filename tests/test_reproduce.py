@@ -18,7 +18,9 @@ from PIL import Image
 from conftest import Command, alive, children, contents
 from fedseal import reproduce as lib
 from fedseal import tables
+from fedseal.engines.local import DIED
 from fedseal.errors import UserError
+from fedseal.files import locked
 from fedseal.machine import processor
 
 SMOKE = ("--scale", "smoke")
@@ -66,6 +68,8 @@ def test_every_cell_is_a_configuration(name: str, scale: tables.Scale) -> None:
     for cell in cells:
         assert cell.config.seed == cell.seed
         assert cell.config.rounds <= {"paper": 150, "reduced": 30, "smoke": 2}[scale]
+    if scale != "smoke" or name.startswith("figure"):  # where clients and labels are few in every cell
+        assert len({lib.identity(cell.config) for cell in cells}) == len(cells)
     assert all(len(values) == len(table.columns) for values in table.paper.values())
     assert table.paper.keys() <= table.rows.keys()
 
@@ -111,6 +115,7 @@ def test_cells_are_run_once_kept_and_verified(here: Path, fedseal: Command) -> N
     assert "not all" in fedseal(*words, "--no-run").out
     answer = fedseal(*words, "--jobs", 2)
     assert answer.code == 0, answer.err
+    assert "2 of 2 cells to run, < 1 min, into results" in answer.out and "ResNet-18" in answer.out
     place = here / "results" / "figure-self-ensemble-smoke"
     cells = ("with-self-ensemble-dir-0.3-seed0", "without-dir-0.3-seed0")
     for cell in cells:
@@ -129,22 +134,24 @@ def test_cells_are_run_once_kept_and_verified(here: Path, fedseal: Command) -> N
     assert {k: v[0] for k, v in contents(place).items()} == {k: v[0] for k, v in before.items()}
 
     assert "2/2" in fedseal("reproduce", "--list", *SMOKE).out
+    kept = here / "runs" / "reproduce" / f"verify-figure-self-ensemble-{cells[1]}"
     assert "the same 2 rounds" in fedseal(*words, "--verify", cells[1]).out
-    assert not list((here / "runs" / "reproduce").glob("verify*"))
+    assert not kept.exists()
     events = place / cells[1] / "events.jsonl"
     events.write_text(
         events.read_text("utf-8").replace('"t": 2, "test_accuracy": 0.', '"t": 2, "test_accuracy": 1.')
     )
     differing = fedseal(*words, "--verify", cells[1])
     differing.refuses(f"{cells[1]} differs", "from round 2 on; last ten rounds: ", " %, now ")
-    assert "processor" not in differing.err
+    assert "processor" not in differing.err and "runs/reproduce/verify-figure" in differing.err
+    assert list(kept.rglob("model.safetensors"))
     summary = place / cells[1] / "summary.json"
     summary.write_text(summary.read_text("utf-8").replace(processor(), "an abacus"))
     fedseal(*words, "--verify", cells[1]).refuses(f"then: an abacus; now: {processor()}.")
     fedseal(*words, "--verify", "other").refuses("no cell 'other'", cells[0])
     fedseal(*words, "--verify", cells[1].replace("seed0", "seed7")).refuses("not been measured")
     fedseal("reproduce", "table-fmnist-labels", *SMOKE, "--verify", "server-sl-500-labels-seed0").refuses(
-        "has not been measured yet"
+        "has not been measured yet", "--only server-sl-500-labels-seed0 --seeds 1"
     )
 
 
@@ -209,6 +216,68 @@ def test_a_cell_that_fails_is_named_and_the_others_go_on(here: Path) -> None:
     assert [path.parent.name for path in (here / "results").rglob("summary.json")] == ["good-dir-0.3-seed0"]
 
 
+def test_a_cell_that_cannot_be_kept_does_not_stop_the_others(here: Path) -> None:
+    table = tables.find_table("figure-theta")
+    rows: dict[str, Any] = {
+        name: {"method": "server-sl", "server.lr": lr} for name, lr in (("a", 1e-3), ("b", 2e-3))
+    }
+    library = lib.Library(here / "results")
+    first, second = replace(table, rows=rows).cells(1, "smoke")
+    (library.folder / "figure-theta-smoke").mkdir(parents=True)
+    (library.folder / "figure-theta-smoke" / first.name).write_text("in the way")
+    *_, last = lib.run_cells([first, second], library, here / "runs", 1)
+    assert list(last.ended) == [first.name, second.name]  # what was in the way is swapped out
+    (library.folder / "figure-theta-smoke").rename(here / "elsewhere")
+    (library.folder / "figure-theta-smoke").write_text("in the way")
+    *_, last = lib.run_cells([first, second], lib.Library(library.folder), here / "runs", 1)
+    assert list(last.failed) == [first.name, second.name]
+    assert "figure-theta-smoke" in last.failed[first.name]
+
+
+def test_a_cell_that_another_process_runs_is_waited_for(here: Path) -> None:
+    [cell] = tables.find_table("figure-correct-rates").cells(1, "smoke")
+    place = here / "runs" / lib.SAME[0] / f"{lib.identity(cell.config)}-2"
+    with locked(place):
+        states = lib.run_cells([cell], lib.Library(here / "results"), here / "runs", 1)
+        for _ in range(3):
+            state = next(states)
+            assert state.running == {cell.name: 0} and not state.failed and not children(os.getpid())
+    *_, last = states
+    assert list(last.ended) == [cell.name] and not last.failed
+
+
+def test_a_cell_whose_worker_died_is_no_result(here: Path) -> None:
+    [cell] = tables.find_table("figure-correct-rates").cells(1, "smoke")
+    library = lib.Library(here / "results")
+    run = here / "run"
+    events: list[dict[str, Any]] = [{"event": "round", "t": 1}, {"event": "round", "t": 2}]
+    run.mkdir()
+    events.insert(1, {"event": "left-out", "t": 2, "client": "client-3", "reason": DIED})
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    with pytest.raises(
+        UserError, match=r"client-3 was left out in round 2, since its worker .* delete .*run,"
+    ):
+        library.keep(cell, run)
+    assert not (here / "results").exists()
+
+
+def test_a_killed_cell_is_called_so(here: Path) -> None:
+    """Whatever it had said before."""
+    [cell] = tables.find_table("figure-correct-rates").cells(1, "smoke")
+    job = lib.start(cell, here / "run", 1)
+    job.said.write("warning: something else\n")
+    job.process.kill()
+    job.process.wait()
+    assert job.error == "it was killed by SIGKILL (out of memory?)"
+
+
+def test_modules_in_the_current_folder_are_not_taken_for_python_s(here: Path) -> None:
+    (here / "random.py").write_text("raise SystemExit('mine')")
+    [cell] = tables.find_table("figure-correct-rates").cells(1, "smoke")
+    *_, last = lib.run_cells([cell], lib.Library(here / "results"), here / "runs", 1)
+    assert list(last.ended) == [cell.name], last.failed
+
+
 def test_killed_it_leaves_no_process_and_goes_on(here: Path, fedseal: Command) -> None:
     """SIGKILL after round 1 of 2: neither cell nor workers outlive it, and round 1 is not run again."""
     table = tables.find_table("figure-correct-rates")
@@ -253,4 +322,7 @@ def test_mistakes_are_named(here: Path, fedseal: Command) -> None:
     fedseal("reproduce", "table-x").refuses("'table-x'")
     fedseal("reproduce", "table-svhn", "--only", "dir-7").refuses("'dir-7'", "server-sl-dir-0.1-seed0")
     fedseal("reproduce", "figure-theta", "--seeds", 3).refuses("figure-theta is a figure", "--seeds")
+    (here / "file").touch()
+    fedseal("reproduce", "table-svhn", "--no-run", "--results", "file").refuses("file is no folder")
+    fedseal("reproduce", "table-svhn", "--results", "file/below").refuses("Cannot write file/below")
     fedseal("reproduce", "table-svhn", "--scale", "big").refuses("--scale", "'big'")

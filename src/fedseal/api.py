@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -40,12 +41,10 @@ from fedseal.observers import (
     round_events,
 )
 from fedseal.processes import uninterrupted
-from fedseal.run import Checkpoint, Examination, rounds
+from fedseal.run import LAST, Checkpoint, Examination, rounds
 from fedseal.sites import Sites, images_are_elsewhere
 
 StartEngine = Callable[[Sites, Mapping[str, bytes]], Engine]  # from the sites and the clients' memories
-
-LAST = 10  # rounds that a run's accuracy is averaged over, since single rounds wander
 
 
 @dataclass(frozen=True)
@@ -288,6 +287,7 @@ def _finish(folder: Path, sites: Sites, state: Packet, seconds: float) -> Result
             "total": len(federation.labelled) + len(federation.validation),
         },
         "clients": len(federation.clients),
+        "left_out": Counter(name for event in events for name in event["left_out"]),  # replies, by client
         "skipped_files": len(federation.pool.skipped),
         "seconds": round(seconds, 1),
         "versions": versions(),
@@ -301,6 +301,7 @@ def accuracies(events: Sequence[Mapping[str, Any]], chosen: str) -> dict[str, di
     """For every accuracy in the events: the last, the mean of the last ten, and that of the round which
     was best on validation (the first of them). `test_accuracy` is that of the model chosen to be judged."""
     seen = [event for event in events if "validation_accuracy" in event]
+    ended = [event for event in seen if event["t"] > seen[-1]["t"] - LAST]
     names = [name for name in seen[-1] if name.endswith("accuracy")]
     result = {}
     for name in names:
@@ -308,7 +309,7 @@ def accuracies(events: Sequence[Mapping[str, Any]], chosen: str) -> dict[str, di
         best = max(seen, key=lambda event: (event[f"{prefix}validation_accuracy"], -event["t"]))
         result[name] = {
             "last": seen[-1][name],
-            "mean_last_10": float(np.mean([event[name] for event in seen[-LAST:]])),
+            "mean_last_10": float(np.mean([event[name] for event in ended])),
             "best_on_validation": best[name],
             "best_round": best["t"],
         }
@@ -371,7 +372,7 @@ def write_report(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[
         return path
     [folder] = folders
     config, saved = load_config(folder / "config.toml"), folder / "checkpoint" / "state.safetensors"
-    if images_are_elsewhere(config):
+    if images_are_elsewhere(config) or not (folder / "model.safetensors").exists():
         return report.write(folder, None, {}, path)
     sites = Sites(config, deal(config.data, config.seed))
     kept = Checkpoint.load(saved, _identity(sites)).memories if saved.exists() else {}

@@ -70,6 +70,12 @@ def reproduce(
             f"No cell of {name} has '{only}' in its name: there is {table.cells(1, size)[0].name}."
         )
     jobs = min(jobs, machine.cores())
+    missing = [cell for cell in cells if library.find(cell) is None]
+    if missing and not no_run:
+        console.print(
+            escape(f"{len(missing)} of {len(cells)} cells to run, {_left(missing)}, into {results}"),
+            soft_wrap=True,
+        )
     failed = 0 if no_run else _run(lib.run_cells(cells, library, work, jobs))
     if table.figure:
         path = lib.draw(table, library, size)
@@ -77,19 +83,24 @@ def reproduce(
         console.print(escape(f"{table.title}: {where}"), soft_wrap=True)
     else:
         _show(table, library, seeds, size)
+    if table.note:
+        console.print(escape(table.note))
     if failed:
         raise UserError(f"{failed} of {len(cells)} cells failed, as said above; the others are kept.")
 
 
 def _verify(cell: "tables.Cell", library: "lib.Library", work: Path) -> None:
-    """Runs a cell in a folder of its own, which stays until the comparison has been made."""
+    """Runs a cell in a folder of its own, which stays unless all is the same."""
+    if (work / "results").exists():  # of a comparison that failed
+        shutil.rmtree(work)
     again = lib.Library(work / "results")
     if _run(lib.run_again(cell, library, again, work)):
         raise UserError(f"{cell.name} could not be run again.")
     try:
         console.print(escape(lib.compared(cell, library, again)))
-    finally:
-        shutil.rmtree(work)
+    except UserError as error:
+        raise UserError(f"{error} The new one is in {work}.") from error
+    shutil.rmtree(work)
 
 
 def _run(states: "Iterator[lib.Progress]") -> int:
@@ -130,8 +141,6 @@ def _show(table: "tables.Table", library: "lib.Library", seeds: int, scale: "tab
         console.print(_grid("Margin over Server-SL (paper), gap recovered (paper)", further))
     if scale == "reduced":
         console.print(escape(f"Reduced: {table.reductions.replace('`', '')}."))
-    if table.note:
-        console.print(escape(table.note))
 
 
 def _grid(title: str, rows: dict[str, dict[str, str]]) -> Grid:
@@ -149,14 +158,15 @@ def _list(library: "lib.Library", seeds: int, scale: "tables.Scale") -> None:
         for table in tables.tables().values():
             cells = table.cells(seeds, scale)
             missing = [cell for cell in cells if library.find(cell) is None]
-            left = _about(sum(estimate.seconds(cell.config) for cell in missing)) if missing else ""
+            left = _left(missing) if missing else ""
             grid.add_row(table.name, escape(table.title), f"{len(cells) - len(missing)}/{len(cells)}", left)
     console.print(grid)
     console.print(f"scale: {scale}; times are estimated for this machine, {machine.cores()} cores")
 
 
-def _about(seconds: float) -> str:
-    minutes = seconds / 60
+def _left(missing: "list[tables.Cell]") -> str:
+    """How long cells may take on this machine, to read."""
+    minutes = sum(estimate.seconds(cell.config) for cell in missing) / 60
     if minutes < 100:
         return f"≈ {minutes:.0f} min" if minutes >= 1 else "< 1 min"
     return f"≈ {minutes / 60:.0f} h" if minutes < 60 * 48 else f"≈ {minutes / 60 / 24:.0f} days"

@@ -54,7 +54,9 @@ class Config(Settings):
         description="what the run is judged by and keeps: w^t, the global model after the server's step, or"
         " w̄, the average that the round ends with",
     )
-    evaluate_every: int = Field(1, ge=1, description="rounds between evaluations on the test set")
+    evaluate_every: int = Field(
+        1, ge=1, description="rounds between evaluations; the last ten are evaluated all"
+    )
     data: DataSettings = Field(default_factory=DataSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
     augment: Augmentation = Field(default_factory=Augmentation)

@@ -4,10 +4,12 @@ import errno
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from fedseal.errors import UserError
+
+IN_USE = "is in use: another process is training in it."
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
@@ -32,11 +34,6 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keeps a run's folder to this process for a while; the lock ends with it, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
     path = folder / "checkpoint" / "lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,10 +42,41 @@ def locked(folder: Path) -> Iterator[None]:
         raise cannot_write(folder, error) from error
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file.fileno(), alone=True, wait=False)
         except BlockingIOError as error:
-            raise UserError(f"{folder} is in use: another process is training in it.") from error
+            raise UserError(f"{folder} {IN_USE}") from error
         yield
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process has a run's folder to itself just now."""
+    try:
+        with (folder / "checkpoint" / "lock").open() as file:
+            _lock(file.fileno(), alone=False, wait=False)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is none
+        return False
+    return False
+
+
+@contextmanager
+def held(folder: Path, *, alone: bool) -> Iterator[None]:
+    """Waits for who holds a folder alone, or for all holders; for nobody where there are no locks."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            handle = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            _lock(handle, alone=alone, wait=True)
+        yield
+
+
+def _lock(handle: int, *, alone: bool, wait: bool) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    fcntl.flock(handle, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB))
 
 
 def cannot_write(path: Path, error: OSError) -> UserError:

@@ -15,9 +15,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedseal.api import LAST
 from fedseal.data.pool import Federation
 from fedseal.files import write_atomic
+from fedseal.run import LAST
 
 matplotlib.rcParams["svg.hashsalt"] = "fedseal"  # the same picture is the same file
 

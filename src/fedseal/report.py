@@ -17,6 +17,7 @@ from fedseal.charts import Floats, Points
 from fedseal.config import Config, load_config
 from fedseal.core import Packet
 from fedseal.data.pool import Federation, Ints
+from fedseal.data.sources import SOURCES
 from fedseal.errors import UserError
 from fedseal.files import write_atomic
 from fedseal.learn import predict
@@ -78,6 +79,14 @@ class Run:
         found = self.summary[f"{key}_accuracy"]["mean_last_10"]
         return f"{key} {found:.2%}, {MODELS[self.summary['evaluate']]}"
 
+    @property
+    def classes(self) -> Sequence[str]:
+        """Their names, or numbers where only measurements were kept."""
+        if (self.folder / "model.safetensors").exists():
+            return load(self.folder).classes
+        known = SOURCES.get(self.config.data.source)
+        return known.classes if known else [str(m) for m in range(len(self.events[-1]["tau"]))]
+
     def measured(self, key: str) -> dict[str, float]:
         """A number's last, mean of the last ten, and best on validation: wᵗ's unless w̄'s is asked for."""
         found: dict[str, float] = self.summary.get(f"model_{key}", self.summary.get(key, {}))
@@ -95,7 +104,7 @@ def rounds(folder: Path) -> list[dict[str, Any]]:
 
 def write(folder: Path, sites: Sites | None, memories: Mapping[str, bytes], path: Path | None = None) -> Path:
     """The report of one run, into its folder if nothing else is said. `memories` are what the clients
-    remember; without `sites` (the images are elsewhere) it shows numbers alone."""
+    remember; without `sites` (images or model are not at hand) it shows numbers alone."""
     run = Run.read(folder)
     sections = [*overview(run), *inside(run)]
     sections += looking(run, sites, memories) if sites else []
@@ -148,6 +157,8 @@ def overview(run: Run) -> list[str]:
         f" ({labels['training']} to train on, {labels['validation']} for validation),"
         f" {summary['seconds'] / 60:.1f} minutes, split {summary['split']}"
     )
+    if missed := summary.get("left_out"):
+        facts += "; replies left out: " + ", ".join(f"{n} of {name}" for name, n in missed.items())
     series = {name: run.line(key) for key, name in NAMES.items() if run.line(key)}
     key = "test_accuracy" if run.line("test_accuracy") else "validation_accuracy"
     if run.baseline:
@@ -166,8 +177,7 @@ def inside(run: Run) -> list[str]:
     found = []
     taus = [(event["t"], event["tau"]) for event in run.events if "tau" in event]
     if taus:
-        names = load(run.folder).classes
-        series = {name: [(t, tau[m]) for t, tau in taus] for m, name in enumerate(names)}
+        series = {name: [(t, tau[m]) for t, tau in taus] for m, name in enumerate(run.classes)}
         found.append(section("Thresholds τ by class", charts.lines(series)))
     sizes = {
         name: run.line(key)

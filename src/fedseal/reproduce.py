@@ -7,6 +7,7 @@ tables is run once. A run of more rounds serves for fewer, since its first round
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,8 +21,9 @@ from typing import IO, Any
 from fedseal import estimate
 from fedseal.api import Result
 from fedseal.config import Config, load_config
+from fedseal.engines.local import DIED
 from fedseal.errors import UserError
-from fedseal.files import write_atomic
+from fedseal.files import IN_USE, cannot_write, held, in_use, write_atomic
 from fedseal.machine import cores
 from fedseal.observers import read_events, round_events
 from fedseal.processes import PARENT
@@ -37,7 +39,13 @@ class Library:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.runs: dict[str, list[Result]] = {}
-        for path in sorted(folder.rglob("summary.json")):
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"{folder} is no folder: measured cells are kept in one.")
+        with held(folder, alone=False):
+            self._read()
+
+    def _read(self) -> None:
+        for path in sorted(self.folder.rglob("summary.json")):
             if path.parent.name.startswith("."):  # another process is taking it in just now, or was killed
                 continue
             try:
@@ -61,9 +69,18 @@ class Library:
     def keep(self, cell: Cell, run: Path) -> Result:
         """Takes a finished run in, whole or not at all."""
         round_events(run, cell.config.rounds)
+        for event in read_events(run / "events.jsonl"):
+            if event["event"] == "left-out" and event["reason"] == DIED:
+                raise UserError(
+                    f"{event['client']} was left out in round {event['t']}, since {DIED}: delete {run},"
+                    " and run it again with more memory to spare."
+                )
         place = self.folder / folder_name(cell.table, cell.scale) / cell.name
         place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".") as work:
+        with (
+            held(self.folder, alone=True),
+            tempfile.TemporaryDirectory(dir=place.parent, prefix=".") as work,
+        ):
             new = Path(work) / ".new"
             new.mkdir()
             for name in KEPT:
@@ -94,13 +111,15 @@ class Job:
     @property
     def done(self) -> int:
         """Rounds so far."""
-        return sum(event["event"] == "round" for event in read_events(self.folder / "events.jsonl"))
+        return _rounds(self.folder)
 
     @property
     def error(self) -> str:
         """Why it ended, in a line."""
+        if self.process.returncode < 0:
+            return f"it was killed by {signal.Signals(-self.process.returncode).name} (out of memory?)"
         self.said.seek(0)
-        return (self.said.read().strip().splitlines() or ["it was killed"])[-1]
+        return (self.said.read().strip().splitlines() or ["it said nothing"])[-1]
 
 
 def start(cell: Cell, folder: Path, workers: int, **more: Any) -> Job:
@@ -110,7 +129,7 @@ def start(cell: Cell, folder: Path, workers: int, **more: Any) -> Job:
     words = ["train", cell.table.preset, *keys, "--out", str(folder), "--resume", "--quiet"]
     said = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - a pipe could fill up
     process = subprocess.Popen(
-        [sys.executable, "-m", "fedseal", *words, "--workers", str(workers)],
+        [sys.executable, "-P", "-m", "fedseal", *words, "--workers", str(workers)],
         env=os.environ | {PARENT: str(os.getpid())},
         stdout=subprocess.DEVNULL,
         stderr=said,
@@ -140,8 +159,8 @@ def run_cells(
 ) -> Iterator[Progress]:
     """Runs what is missing, so many cells at once; a cell that fails does not stop the others.
 
-    A cell is run in a folder called by its configuration, so that it goes on whichever table asks for it.
-    `more` are further keys.
+    A cell is run in a folder called by its configuration, so that it goes on whichever table asks for it. One
+    that another process runs there is waited for. `more` are further keys.
     """
     longest: dict[str, Cell] = {}  # of cells that differ in rounds alone, one serves for all
     for cell in cells:
@@ -149,31 +168,38 @@ def run_cells(
         if key not in longest or cell.config.rounds > longest[key].config.rounds:
             longest[key] = cell
     queue = [cell for cell in longest.values() if library.find(cell) is None]
+    try:
+        library.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(library.folder, error) from error
+    places = {c.name: work / SAME[0] / f"{identity(c.config)}-{c.config.rounds}" for c in queue}
     cost = {cell.name: estimate.seconds(cell.config) for cell in queue}
     done, ended, failed = 0.0, dict[str, str](), dict[str, str]()
     running: list[Job] = []
     try:
         while queue or running:
-            while queue and len(running) < jobs:
-                cell = queue.pop(0)
-                place = work / SAME[0] / f"{identity(cell.config)}-{cell.config.rounds}"
-                running.append(start(cell, place, max(cores() // jobs, 1), **more))
+            elsewhere = [cell for cell in queue if in_use(places[cell.name])]
+            for cell in [cell for cell in queue if cell not in elsewhere][: jobs - len(running)]:
+                queue.remove(cell)
+                running.append(start(cell, places[cell.name], max(cores() // jobs, 1), **more))
             for job in [job for job in running if job.process.poll() is not None]:
                 running.remove(job)
                 name = job.cell.name
-                done += cost[name]
                 try:
                     if job.process.returncode != 0:
                         raise UserError(job.error)
                     ended[name] = f"{library.keep(job.cell, job.folder).accuracy:.2%}"
-                except UserError as error:
+                except (UserError, OSError) as error:
+                    if IN_USE in str(error):  # another process was faster
+                        queue.append(job.cell)
+                        continue
                     failed[name] = str(error)
-            rounds = {job.cell.name: job.done for job in running}
-            part = sum(
-                cost[job.cell.name] * rounds[job.cell.name] / job.cell.config.rounds for job in running
-            )
+                done += cost[name]
+            now = [*(job.cell for job in running), *elsewhere]
+            rounds = {cell.name: _rounds(places[cell.name]) for cell in now}
+            part = sum(cost[cell.name] * rounds[cell.name] / cell.config.rounds for cell in now)
             yield Progress(done + part, sum(cost.values()), rounds, dict(ended), dict(failed))
-            time.sleep(0.2 if running else 0)
+            time.sleep(0.2 if running or queue else 0)
     finally:
         for job in running:
             job.process.terminate()
@@ -281,7 +307,9 @@ def run_again(cell: Cell, library: Library, again: Library, work: Path) -> Itera
     """Runs a measured cell once more, into another library."""
     known = library.find(cell)
     if known is None:
-        raise UserError(f"{cell.name} has not been measured yet: leave --verify out to run it.")
+        raise UserError(
+            f"{cell.name} has not been measured yet: --only {cell.name} --seeds {cell.seed + 1} runs it."
+        )
     threads = _config(known.folder).server.threads
     yield from run_cells([cell], again, work, 1, **{"server.threads": threads})
 
@@ -306,6 +334,11 @@ def compared(cell: Cell, library: Library, again: Library) -> str:
 def numbers(folder: Path, rounds: int) -> list[dict[str, Any]]:
     """Every round of a run without its seconds."""
     return [{k: v for k, v in event.items() if k != "seconds"} for event in round_events(folder, rounds)]
+
+
+def _rounds(folder: Path) -> int:
+    """How many rounds a run has got to."""
+    return sum(event["event"] == "round" for event in read_events(folder / "events.jsonl"))
 
 
 def _config(folder: Path) -> Config:

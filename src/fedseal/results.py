@@ -13,12 +13,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from fedseal.api import LAST
 from fedseal.config import load_config
 from fedseal.errors import UserError
 from fedseal.files import write_atomic
 from fedseal.observers import read_events
 from fedseal.reproduce import Library, Measured, measure, readings
+from fedseal.run import LAST
 from fedseal.tables import Cell, Scale, Table, find_table, folder_name, tables
 
 MARKED = re.compile(r"(<!-- results (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

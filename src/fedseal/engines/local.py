@@ -19,6 +19,7 @@ from fedseal.machine import cores, threads
 from fedseal.models import Network
 from fedseal.sites import Diagnosis, Sites
 
+DIED = "its worker process died twice (out of memory?)"
 TRIES = 2  # a worker that dies is replaced, and its client tried once more
 
 Done = tuple[bytes, bytes, dict[str, int]]  # reply, memory, counts of right labels
@@ -122,7 +123,7 @@ class LocalEngine:
                     if tries[k] < TRIES:
                         queue.append(k)
                     else:
-                        yield k, "its worker process died twice (out of memory?)"
+                        yield k, DIED
                 else:
                     if isinstance(done, _Failure):
                         raise RuntimeError(f"client {k} failed in its worker:\n{done.text}")
