@@ -75,7 +75,7 @@ class Program:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "fedseal.engines.flower_program", kind, *options],
+                [sys.executable, "-P", "-m", "fedseal.engines.flower_program", kind, *options],
                 env={**os.environ, **about, "PATH": path},
                 stdin=subprocess.DEVNULL,
                 stdout=file,

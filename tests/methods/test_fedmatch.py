@@ -144,6 +144,14 @@ def test_psi_is_averaged_and_helpers_come_every_second_round() -> None:
     assert list(third[0].tensors) == ["sigma", "psi"]
 
 
+def test_momentum_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    for momentum, said in ((0.0, 0), (0.9, 1)):
+        sites, method = make(server__momentum=momentum)
+        method.check(sites.server())
+        assert len(caplog.records) == said
+    assert "set server.momentum and client.momentum to 0" in caplog.text
+
+
 def test_a_reply_without_psi_is_left_out() -> None:
     psi = {"w": torch.zeros(2)}
     request = Packet({"sigma": psi, "psi": psi}, {"train": True})

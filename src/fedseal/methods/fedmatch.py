@@ -16,6 +16,7 @@ seen to go from 50 to 2 per cent and back within the first ten rounds, so set bo
 original's code, helpers serve in the round that they are sent in alone. Networks with BatchNorm are refused.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
@@ -30,6 +31,8 @@ from fedseal.losses import agreed_labels, consistency_loss
 from fedseal.models import refuse_batch_norm
 from fedseal.paper import positive_loss
 from fedseal.weights import Tensors
+
+log = logging.getLogger("fedseal")
 
 
 class FedMatch(Method):
@@ -49,6 +52,8 @@ class FedMatch(Method):
 
     def check(self, server: Site) -> None:
         refuse_batch_norm(server.model, "FedMatch")
+        if server.learning.momentum > 0:
+            log.warning("FedMatch may not learn with momentum: set server.momentum and client.momentum to 0")
 
     def start(self, server: Site) -> Packet:
         sigma = weights.save(server.model)
