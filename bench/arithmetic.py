@@ -4,10 +4,9 @@ import os
 import subprocess
 import sys
 
-from fedseal.machine import SAME_ARITHMETIC
+from fedseal.machine import AS_IT_IS, SAME_ARITHMETIC
 
 REPEATS = 3
-AS_IT_IS = {"ONEDNN_MAX_CPU_ISA": "DEFAULT"}  # a variable of the user's own: nothing is limited
 STEPS = """
 import sys
 from fedseal.config import load_config

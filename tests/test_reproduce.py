@@ -21,7 +21,7 @@ from fedseal import tables
 from fedseal.engines.local import DIED
 from fedseal.errors import UserError
 from fedseal.files import locked
-from fedseal.machine import processor
+from fedseal.machine import cores, processor
 
 SMOKE = ("--scale", "smoke")
 
@@ -237,11 +237,12 @@ def test_a_cell_that_cannot_be_kept_does_not_stop_the_others(here: Path) -> None
 def test_a_cell_that_another_process_runs_is_waited_for(here: Path) -> None:
     [cell] = tables.find_table("figure-correct-rates").cells(1, "smoke")
     place = here / "runs" / lib.SAME[0] / f"{lib.identity(cell.config)}-2"
+    before = children(os.getpid())
     with locked(place):
         states = lib.run_cells([cell], lib.Library(here / "results"), here / "runs", 1)
         for _ in range(3):
             state = next(states)
-            assert state.running == {cell.name: 0} and not state.failed and not children(os.getpid())
+            assert state.running == {cell.name: 0} and not state.failed and children(os.getpid()) == before
     *_, last = states
     assert list(last.ended) == [cell.name] and not last.failed
 
@@ -294,7 +295,7 @@ def test_killed_it_leaves_no_process_and_goes_on(here: Path, fedseal: Command) -
     first = events.read_text("utf-8").splitlines()[0]
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert len(below) > 1
+    assert len(below) >= min(cores(), 2)  # with one core there is no worker
     while any(alive(pid) for pid in below):
         assert time.monotonic() < end
         time.sleep(0.05)

@@ -60,7 +60,10 @@ class Result:
         return float(self.summary.get("test_accuracy", self.summary["validation_accuracy"])["mean_last_10"])
 
     def accuracy_after(self, t: int, judged: str = "") -> float:
-        """The same as if the run had ended after t rounds, or been judged by the other model ("average")."""
+        """The same as if the run had ended after t rounds, or been judged by the other model ("average").
+
+        Of the ten rounds up to t those count that were evaluated, all with `evaluate_every = 1`.
+        """
         measured = accuracies(round_events(self.folder, t), judged or self.summary["evaluate"])
         return float(measured.get("test_accuracy", measured["validation_accuracy"])["mean_last_10"])
 

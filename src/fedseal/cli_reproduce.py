@@ -91,7 +91,7 @@ def reproduce(
 
 def _verify(cell: "tables.Cell", library: "lib.Library", work: Path) -> None:
     """Runs a cell in a folder of its own, which stays unless all is the same."""
-    if (work / "results").exists():  # of a comparison that failed
+    if any((work / "results").rglob("summary.json")):  # of a comparison that failed
         shutil.rmtree(work)
     again = lib.Library(work / "results")
     if _run(lib.run_again(cell, library, again, work)):

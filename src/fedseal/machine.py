@@ -16,13 +16,15 @@ SAME_ARITHMETIC = {
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "MKL_ENABLE_INSTRUCTIONS": "AVX2",
 }
+AS_IT_IS = {"ONEDNN_MAX_CPU_ISA": "DEFAULT"}
 
 
 def round_alike() -> None:
     """Computes here, and in processes started from here, with AVX2 even where there is AVX-512.
 
     Sums in vectors of another width round otherwise, and so a run would end elsewhere. Whoever sets one of
-    these variables has the processor as it is; so has whoever computed with PyTorch before: it is too late.
+    these variables has the processor as it is. So has whoever computed with PyTorch before: this process cannot
+    be changed then, and those that it starts should compute alike.
     """
     if any(key in os.environ for key in SAME_ARITHMETIC) or not torch.cpu._is_avx2_supported():
         return
@@ -30,6 +32,7 @@ def round_alike() -> None:
     if torch.backends.cpu.get_cpu_capability() != "AVX2":
         for key in SAME_ARITHMETIC:
             del os.environ[key]
+        os.environ |= AS_IT_IS
 
 
 round_alike()

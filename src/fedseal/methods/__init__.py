@@ -12,6 +12,7 @@ from importlib.abc import SourceLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
+import fedseal.machine  # noqa: F401 - before a file of one's own can compute
 from fedseal.core import Method
 from fedseal.errors import UserError
 from fedseal.methods.fedavg_fixmatch import FedAvgFixMatch

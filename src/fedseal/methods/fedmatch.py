@@ -53,7 +53,7 @@ class FedMatch(Method):
     def check(self, server: Site) -> None:
         refuse_batch_norm(server.model, "FedMatch")
         if server.learning.momentum > 0:
-            log.warning("FedMatch may not learn with momentum: set server.momentum and client.momentum to 0")
+            log.warning("server.momentum: FedMatch may not learn with it; set it and client.momentum to 0")
 
     def start(self, server: Site) -> Packet:
         sigma = weights.save(server.model)
