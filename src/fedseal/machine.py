@@ -23,8 +23,8 @@ def round_alike() -> None:
     """Computes here, and in processes started from here, with AVX2 even where there is AVX-512.
 
     Sums in vectors of another width round otherwise, and so a run would end elsewhere. Whoever sets one of
-    these variables has the processor as it is. So has whoever computed with PyTorch before: this process cannot
-    be changed then, and those that it starts should compute alike.
+    these variables has the processor as it is. So has whoever computed with PyTorch before: it is too late
+    for this process, and those that it starts should compute alike.
     """
     if any(key in os.environ for key in SAME_ARITHMETIC) or not torch.cpu._is_avx2_supported():
         return
