@@ -2,13 +2,11 @@
 
 import json
 import os
-import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from fedseal.engines.local import LocalEngine
 from fedseal.errors import UserError
 from fedseal.files import locked, write_atomic
 from fedseal.learn import INFERENCE_BATCH, accuracy
-from fedseal.machine import cores, processor, threads
+from fedseal.machine import cores, threads, versions
 from fedseal.methods import METHODS, section
 from fedseal.model_file import load, save_model
 from fedseal.observers import (
@@ -324,16 +322,6 @@ def accuracies(events: Sequence[Mapping[str, Any]], chosen: str) -> dict[str, di
             plain = name.removeprefix("average_")
             result["test_accuracy" if plain == "accuracy" else plain] = result[name]
     return result
-
-
-def versions() -> dict[str, str]:
-    """What the numbers were made with."""
-    packages = {name: version(name) for name in ("fedseal", "torch", "numpy")}
-    return packages | {
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "processor": processor(),
-    }
 
 
 def evaluate(run: str | os.PathLike[str], test: str | os.PathLike[str] | None = None) -> dict[str, Any]:

@@ -152,9 +152,8 @@ def _show_result(talk: Console, result: "api.Result", compared: "api.Result | No
         f"accuracy is that of {judged}, mean of the last ten rounds; {labels['total']} labels used"
         f" ({labels['training']} to train on, {labels['validation']} for validation); {seconds:.0f} s"
     )
-    if missed := result.summary.get("left_out"):
-        replies = ", ".join(f"{number} of {name}" for name, number in missed.items())
-        talk.print(f"replies left out: {escape(replies)}; events.jsonl says why", soft_wrap=True)
+    if missed := reports.left_out(result.summary):
+        talk.print(f"replies left out: {escape(missed)}; events.jsonl says why", soft_wrap=True)
     talk.print(f"run folder: {escape(str(result.folder))}", soft_wrap=True)
     talk.print(f"report: {escape(str(result.folder / 'report.html'))}", soft_wrap=True)
 

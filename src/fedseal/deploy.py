@@ -43,7 +43,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from rich.console import Console
 
 from fedseal import keys
-from fedseal.api import Result, run, versions
+from fedseal.api import Result, run
 from fedseal.config import Config, parse
 from fedseal.data.folders import join, read_labelled
 from fedseal.data.pool import Pool
@@ -52,6 +52,7 @@ from fedseal.engines.flower_program import GUARD, open_guard
 from fedseal.engines.mailbox import Mailbox
 from fedseal.errors import UserError
 from fedseal.files import write_atomic
+from fedseal.machine import versions
 from fedseal.processes import PARENT
 from fedseal.sites import Sites
 

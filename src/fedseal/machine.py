@@ -5,6 +5,7 @@ import platform
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -60,6 +61,16 @@ def processor() -> str:
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     name = found[1].strip() if found else platform.processor() or platform.machine()
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def versions() -> dict[str, str]:
+    """What the numbers were made with."""
+    packages = {name: version(name) for name in ("fedseal", "torch", "numpy")}
+    return packages | {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "processor": processor(),
+    }
 
 
 @contextmanager

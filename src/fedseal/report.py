@@ -102,6 +102,11 @@ def rounds(folder: Path) -> list[dict[str, Any]]:
     return [event for event in read_events(folder / "events.jsonl") if event["event"] == "round"]
 
 
+def left_out(summary: Mapping[str, Any]) -> str:
+    """How many replies of which clients were not used, to read."""
+    return ", ".join(f"{number} of {name}" for name, number in summary.get("left_out", {}).items())
+
+
 def write(folder: Path, sites: Sites | None, memories: Mapping[str, bytes], path: Path | None = None) -> Path:
     """The report of one run, into its folder if nothing else is said. `memories` are what the clients
     remember; without `sites` (images or model are not at hand) it shows numbers alone."""
@@ -157,8 +162,8 @@ def overview(run: Run) -> list[str]:
         f" ({labels['training']} to train on, {labels['validation']} for validation),"
         f" {summary['seconds'] / 60:.1f} minutes, split {summary['split']}"
     )
-    if missed := summary.get("left_out"):
-        facts += "; replies left out: " + ", ".join(f"{n} of {name}" for name, n in missed.items())
+    if missed := left_out(summary):
+        facts += f"; replies left out: {missed}"
     series = {name: run.line(key) for key, name in NAMES.items() if run.line(key)}
     key = "test_accuracy" if run.line("test_accuracy") else "validation_accuracy"
     if run.baseline:

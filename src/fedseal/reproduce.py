@@ -109,11 +109,6 @@ class Job:
     said: IO[str]  # what it writes to standard error
 
     @property
-    def done(self) -> int:
-        """Rounds so far."""
-        return _rounds(self.folder)
-
-    @property
     def error(self) -> str:
         """Why it ended, in a line."""
         if self.process.returncode < 0:

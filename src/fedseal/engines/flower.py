@@ -25,10 +25,10 @@ from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
-from fedseal.api import versions
 from fedseal.config import Config, parse
 from fedseal.core import Packet, Reply
 from fedseal.errors import UserError
+from fedseal.machine import versions
 from fedseal.methods import code, section
 from fedseal.settings import Settings
 from fedseal.sites import Sites

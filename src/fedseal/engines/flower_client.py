@@ -18,14 +18,14 @@ from fedseal.engines.flower import Job, pack, unpack  # before Flower itself, wh
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedseal.api import deal, versions
+from fedseal.api import deal
 from fedseal.config import Config, parse
 from fedseal.core import Images, Packet, Site
 from fedseal.data import cache
 from fedseal.data.folders import read_unlabelled
 from fedseal.data.pool import Federation, Pool
 from fedseal.errors import UserError
-from fedseal.machine import threads
+from fedseal.machine import threads, versions
 from fedseal.memory import Memory
 from fedseal.methods import METHODS, code
 from fedseal.models import ModelSettings, Network, build
