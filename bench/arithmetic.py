@@ -4,14 +4,13 @@ import os
 import subprocess
 import sys
 
-from fedseal.machine import AS_IT_IS, SAME_ARITHMETIC
+from fedseal.system.machine import AS_IT_IS, SAME_ARITHMETIC
 
 REPEATS = 3
 STEPS = """
 import sys
-from fedseal.config import load_config
 from fedseal.data.sources import SOURCES
-from fedseal.estimate import seconds_per_image
+from fedseal.reproduce.estimate import seconds_per_image
 config = load_config(sys.argv[1])
 shape = SOURCES[config.data.source].shape
 print(min(seconds_per_image.__wrapped__(config.model, shape) for _ in range(int(sys.argv[2]))))

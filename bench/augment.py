@@ -1,13 +1,13 @@
-"""How much faster `rand_augment` is than kornia's RandAugment, both with n = 2, m = 10 and one thread.
+"""Speed of `rand_augment` relative to kornia's RandAugment, both with n = 2, m = 10 and one thread.
 
-Kornia's is the easier task: it draws one pair of operations per batch, from its list of 15, where the paper,
-and `rand_augment`, draw a pair of the 14 for each image.  Two rows give both one batch of 600 images.  The
-third is what training does: kornia must go by the mini-batch for its draws to differ at all, while
-`rand_augment` takes the whole set of a client at once.
+Kornia's task is easier: it draws one pair of operations per batch, while the paper and `rand_augment` draw a
+pair for each image. In the first two rows, both get one batch of 600 images. The third row is the situation
+in training: kornia needs mini-batches to draw more than one pair, while `rand_augment` takes all images of a
+client at once.
 
-Since kornia's time depends on the pair it draws, one measurement is the time of many batches.  Kornia gets
-its images as floats in [0, 1], made outside the measured time.  Its colour operation refuses 1 channel, so
-grey images are repeated to 3 for it, which is what its user has to do.
+Kornia's time depends on the pair that it draws, so each measurement covers many batches. Kornia gets its
+images as floats in [0, 1]; the conversion is not measured. Its colour operation needs 3 channels, so grey
+images are repeated to 3 channels for it.
 """
 
 import statistics
@@ -18,7 +18,7 @@ import torch
 from kornia.augmentation.auto import RandAugment
 from torch import Tensor
 
-from fedseal.data.augment import rand_augment
+from fedseal.data.rand_augment import rand_augment
 
 IMAGES = 600
 MINI_BATCH = 32
@@ -56,7 +56,7 @@ def _compare(what: str, images: Tensor, kornias_batch: int) -> tuple[str, float,
     kornia = RandAugment(n=2, m=10)
     floats = images.float().div(255).expand(-1, 3, -1, -1).contiguous()
     our_speeds, kornia_speeds = [], []
-    for _ in range(REPEATS):  # taking turns, so that a busy machine slows down both
+    for _ in range(REPEATS):  # alternating, so that a busy machine slows down both
         our_speeds.append(
             _images_per_second(lambda batch: rand_augment(batch, generator, n=2, m=10), [images])
         )
@@ -68,7 +68,7 @@ def _compare(what: str, images: Tensor, kornias_batch: int) -> tuple[str, float,
 
 def _images_per_second(augment: Callable[[Tensor], object], batches: list[Tensor]) -> float:
     augment(batches[0])
-    start = time.process_time()  # of one thread: waiting for a core that others use does not count
+    start = time.process_time()  # CPU time: waiting for a busy core does not count
     for batch in batches * ROUNDS:
         augment(batch)
     return ROUNDS * sum(map(len, batches)) / (time.process_time() - start)

@@ -24,15 +24,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedseal.config import parse
+from fedseal.config.config import parse
 from fedseal.core import Packet
 from fedseal.data import sources
 from fedseal.data.pool import Federation, Pool
 from fedseal.engines.local import LocalEngine
-from fedseal.machine import threads
-from fedseal.observers import Checkpoints, EventLog, Observer
-from fedseal.run import RoundDone, rounds
-from fedseal.sites import Sites
+from fedseal.rounds import RoundDone, rounds
+from fedseal.run_setup import RunSetup
+from fedseal.system.machine import threads
+from fedseal.training.observers import Checkpoints, EventLog, Observer
 
 FEW, MANY, EACH = 100, 10_000, 49
 LABELLED, VALIDATION, TEST = 500, 200, 1000
@@ -85,15 +85,15 @@ def in_new_process(folder: Path, clients: int, late: bool) -> Measured:
 
 def case(folder: Path, clients: int, late: bool) -> Measured:
     """Median seconds of a round, and megabytes of all processes together."""
-    sites = federate(folder, clients)
-    engine = LocalEngine(sites, memories(clients) if late else None)
-    with tempfile.TemporaryDirectory() as out, threads(sites.config.server.threads):
+    setup = federate(folder, clients)
+    engine = LocalEngine(setup, memories(clients) if late else None)
+    with tempfile.TemporaryDirectory() as out, threads(setup.config.server.threads):
         observers: list[Observer] = [
             EventLog(Path(out) / "events.jsonl", 0),
             Checkpoints(Path(out) / "state.safetensors", engine, "", 1, WARM_UP + ROUNDS, time.perf_counter),
         ]
         seconds, start = [], time.perf_counter()
-        for event in rounds(sites.config.chosen(), sites.server(), engine, sites):
+        for event in rounds(setup.config.selected_method(), setup.server(), engine, setup):
             for observer in observers:
                 observer(event)
             if isinstance(event, RoundDone):
@@ -109,7 +109,7 @@ def case(folder: Path, clients: int, late: bool) -> Measured:
     }
 
 
-def federate(folder: Path, clients: int) -> Sites:
+def federate(folder: Path, clients: int) -> RunSetup:
     """So many clients, each with images from anywhere in the file."""
     pixels, labels = (np.load(folder / name, mmap_mode="r") for name in ("pixels.npy", "labels.npy"))
     pool = Pool("fleet", pixels, labels, tuple("0123456789"), {}, flips=True)
@@ -124,7 +124,7 @@ def federate(folder: Path, clients: int) -> Sites:
         "data": {"clients": clients, "images_per_client": EACH},
         "fedseal": {"scope": "sampled", "bootstrap_epochs": 5},
     }
-    return Sites(parse(raw, "fleet"), Federation(pool, labelled, validation, rows, names, {"test": test}))
+    return RunSetup(parse(raw, "fleet"), Federation(pool, labelled, validation, rows, names, {"test": test}))
 
 
 def memories(clients: int) -> dict[str, bytes]:

@@ -18,8 +18,9 @@ import numpy as np
 from PIL import Image
 from safetensors.torch import load_file
 
-from fedseal import api, keys
-from fedseal.observers import read_events
+from fedseal.deploy.server import keys
+from fedseal.training import train as api
+from fedseal.training.observers import read_events
 
 CLIENTS = ("east", "north", "south")
 MODELS = {"LeNet": "lenet", "ResNet-9": "resnet9"}
@@ -78,7 +79,7 @@ def draw(root: Path) -> None:
 
 def trained(folder: Path, settings: dict[str, object], engine: dict[str, object]) -> Path:
     out = folder / "-".join(map(str, engine.values()))
-    api.train("folders", out=out, set=settings | engine | {"data.path": str(folder / "images")})
+    api.train("folders", out=out, options=settings | engine | {"data.path": str(folder / "images")})
     return out
 
 

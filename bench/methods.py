@@ -11,14 +11,15 @@ from rich.console import Console
 from rich.table import Table
 
 from fedseal import weights
-from fedseal.api import deal
-from fedseal.config import Config, load_config
+from fedseal.config.config import Config
+from fedseal.config.load import load_config
+from fedseal.data.federation import load_federation
 from fedseal.engines.local import LocalEngine
 from fedseal.learn import train_supervised
-from fedseal.machine import threads
 from fedseal.methods import METHODS
-from fedseal.run import RoundDone, rounds
-from fedseal.sites import Sites
+from fedseal.rounds import RoundDone, rounds
+from fedseal.run_setup import RunSetup
+from fedseal.system.machine import threads
 
 ROUNDS = 3  # of which the first, when workers start, does not count
 EPOCHS = 200  # of supervised learning before
@@ -27,17 +28,17 @@ EPOCHS = 200  # of supervised learning before
 def run() -> list[tuple[str, float, str]]:
     """Prints the table; there is no target to keep to."""
     base = config_of("fedseal")
-    federation = deal(base.data, base.seed)
+    federation = load_federation(base.data, base.seed)
     with threads(base.server.threads):
-        server = Sites(base, federation).server()
-        start = train_supervised(server, weights.save(server.model), 1, epochs=EPOCHS)
+        server = RunSetup(base, federation).server()
+        start = train_supervised(server, weights.get_weights(server.model), 1, epochs=EPOCHS)
         engines, runs = [], dict[str, Iterator[RoundDone]]()
         for method in METHODS:
-            sites = Sites(config_of(method), federation)
-            server, engine = sites.server(), LocalEngine(sites)
-            weights.load(server.model, start)
+            setup = RunSetup(config_of(method), federation)
+            server, engine = setup.server(), LocalEngine(setup)
+            weights.set_weights(server.model, start)
             engines.append(engine)
-            events = rounds(sites.config.chosen(), server, engine, sites)
+            events = rounds(setup.config.selected_method(), server, engine, setup)
             runs[method] = (event for event in events if isinstance(event, RoundDone))
         try:
             seen = [{method: next(run).metrics for method, run in runs.items()} for _ in range(ROUNDS)]

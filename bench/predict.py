@@ -1,4 +1,4 @@
-"""What LeNet's own max-pool gains where nothing learns, against PyTorch's: Fashion-MNIST, one thread."""
+"""Speed of LeNet's predictions with `MaxPool`, relative to PyTorch's max-pooling (one thread)."""
 
 import statistics
 import time
@@ -6,22 +6,22 @@ import time
 import torch
 from torch import nn
 
-from fedseal.api import deal
-from fedseal.config import load_config
+from fedseal.config.load import load_config
+from fedseal.data.federation import load_federation
 from fedseal.learn import INFERENCE_BATCH
-from fedseal.machine import threads
-from fedseal.models import Pool
-from fedseal.sites import Sites
+from fedseal.models import MaxPool
+from fedseal.run_setup import RunSetup
+from fedseal.system.machine import threads
 
 REPEATS = 15
 
 
 def run() -> list[tuple[str, float, str]]:
-    """Row of name, measured ratio of images per second, and target."""
+    """One row of name, measured ratio of images per second, and target."""
     config = load_config("fmnist-lenet")
-    sites = Sites(config, deal(config.data, config.seed))
-    network, images = sites.network(), sites.images(sites.federation.clients[0][:INFERENCE_BATCH]).pixels
-    pools: tuple[nn.Module, ...] = (Pool(), nn.MaxPool2d(2))
+    setup = RunSetup(config, load_federation(config.data, config.seed))
+    network, images = setup.network(), setup.images(setup.federation.clients[0][:INFERENCE_BATCH]).pixels
+    pools: tuple[nn.Module, ...] = (MaxPool(), nn.MaxPool2d(2))
     times: list[list[float]] = [[], []]
     with threads(1), torch.inference_mode():
         for _ in range(REPEATS):
@@ -31,7 +31,7 @@ def run() -> list[tuple[str, float, str]]:
                 network(images)
                 taken.append(time.process_time() - start)
     ours, theirs = map(statistics.median, times)
-    return [("LeNet predicting, our pool / PyTorch's", theirs / ours, ">= 1.2")]
+    return [("LeNet predictions, MaxPool / PyTorch's", theirs / ours, ">= 1.2")]
 
 
 if __name__ == "__main__":

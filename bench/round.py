@@ -5,7 +5,7 @@ batches that are normalised floats from the start; with the same LeNet and the s
 the clients' part in as many workers as the engine has, the server's and evaluation in the parent.  It has no
 augmentation, no labels to choose, nothing to send or to save, and plain cross-entropy for a loss.
 
-The measured round is the real thing: `fedseal.run.rounds` on the local engine, with evaluation, events,
+The measured round is the real thing: `fedseal.rounds.rounds` on the local engine, with evaluation, events,
 TensorBoard and a checkpoint.
 """
 
@@ -23,16 +23,17 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedseal.api import deal
-from fedseal.config import Config, load_config
+from fedseal.config.config import Config
+from fedseal.config.load import load_config
 from fedseal.core import Packet, Reply
+from fedseal.data.federation import load_federation
 from fedseal.data.pool import Ints
 from fedseal.engines.local import LocalEngine
 from fedseal.learn import INFERENCE_BATCH
-from fedseal.machine import cores, threads
-from fedseal.observers import Checkpoints, EventLog, Observer, TensorBoard
-from fedseal.run import Event, RoundDone, rounds
-from fedseal.sites import Sites
+from fedseal.rounds import Event, RoundDone, rounds
+from fedseal.run_setup import RunSetup
+from fedseal.system.machine import cores, threads
+from fedseal.training.observers import Checkpoints, EventLog, Observer, TensorBoard
 
 REPEATS = 7
 BOOTSTRAP = 100  # epochs: enough for D⁺ and D⁻ of realistic sizes
@@ -45,18 +46,18 @@ def run(repeats: int = REPEATS, bootstrap: int = BOOTSTRAP) -> list[tuple[str, f
     """Row of name, measured ratio of seconds per round, and target."""
     changes = {"rounds": 1 + repeats, "fedseal.bootstrap_epochs": bootstrap}
     config = load_config("fmnist-lenet", changes).with_threads(cores())
-    sites = Sites(config, deal(config.data, config.seed))
+    setup = RunSetup(config, load_federation(config.data, config.seed))
     ours, bares = list[Laps](), list[Laps]()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         stack.enter_context(threads(config.server.threads))
-        engine = Counting(sites)
+        engine = Counting(setup)
         stack.callback(engine.close)
         observers = watchers(Path(folder), engine, config)
         for observer in observers:
             stack.callback(observer.close)
-        events = rounds(config.chosen(), sites.server(), engine, sites)
+        events = rounds(config.selected_method(), setup.server(), engine, setup)
         our_round(events, observers)  # also bootstraps and starts the workers
-        bare = stack.enter_context(BareRound(sites))
+        bare = stack.enter_context(BareRound(setup))
         bare(engine.counts)
         for _ in range(repeats):  # taking turns, so that a busy machine slows down both
             ours.append(our_round(events, observers))
@@ -109,10 +110,10 @@ class Counting(LocalEngine):
 class Bare:
     """A LeNet, ready-made batches, and nothing else."""
 
-    def __init__(self, sites: Sites, rows: Ints) -> None:
-        network, images = sites.network(), sites.images(rows, labels=True)
+    def __init__(self, setup: RunSetup, rows: Ints) -> None:
+        network, images = setup.network(), setup.images(rows, labels=True)
         assert images.labels is not None
-        self.model, self.settings = network.body, sites.config.client
+        self.model, self.settings = network.body, setup.config.client
         self.images = (images.pixels - network.mean) / network.std
         self.batches = list(zip(self.images.split(MOST), images.labels.split(MOST), strict=True))
         if len(rows) % MOST:
@@ -141,16 +142,16 @@ class Bare:
 class BareRound:
     """All steps and inferences of a round, in this process and its workers."""
 
-    def __init__(self, sites: Sites) -> None:
-        federation, self.config = sites.federation, sites.config
+    def __init__(self, setup: RunSetup) -> None:
+        federation, self.config = setup.federation, setup.config
         self.tests = np.unique(np.concatenate(list(federation.tests.values())))
         self.validation, self.images = len(federation.validation), [len(rows) for rows in federation.clients]
         self.server_steps = self.config.server.epochs * chunks(
             len(federation.labelled), self.config.server.batch
         )
-        self.parent = Bare(sites, self.tests)
+        self.parent = Bare(setup, self.tests)
         workers = max(len(active_children()), 1)  # as many as the engine has started
-        self.workers = ProcessPoolExecutor(workers, get_context("spawn"), _start, (sites,))
+        self.workers = ProcessPoolExecutor(workers, get_context("spawn"), _start, (setup,))
 
     def __enter__(self) -> "BareRound":
         return self
@@ -181,7 +182,7 @@ class BareRound:
 
     def client_steps(self, plus: int, minus: int) -> list[int]:
         """Sizes of a client's mini-batches, as `FedSEAL.client_batches` makes them."""
-        learning, method = self.config.client, self.config.chosen().model_dump()
+        learning, method = self.config.client, self.config.selected_method().model_dump()
         if method["batches"] == "joint":
             return learning.epochs * chunks(plus + minus, learning.batch)
         sets = (plus > 0) + (minus > 0)
@@ -196,10 +197,10 @@ def chunks(n: int, size: int) -> list[int]:
 _worker: Bare
 
 
-def _start(sites: Sites) -> None:
+def _start(setup: RunSetup) -> None:
     global _worker
-    torch.set_num_threads(sites.config.client.threads)
-    _worker = Bare(sites, sites.federation.clients[0])
+    torch.set_num_threads(setup.config.client.threads)
+    _worker = Bare(setup, setup.federation.clients[0])
 
 
 def _client(task: tuple[int, list[int]]) -> None:

@@ -6,6 +6,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there; processe
 os.environ["COLUMNS"] = "200"  # no wrapped lines in what commands print
 
 import logging
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,8 +19,12 @@ import torch
 from PIL import Image, ImageDraw
 from safetensors.torch import load_file
 
-from fedseal import api, cli
-from fedseal.tables import SMOKE
+from fedseal.cli import main
+from fedseal.reproduce.cells import SMOKE
+from fedseal.system.environment import set_up_process
+from fedseal.training.train import train
+
+set_up_process()  # before anything computes, as in every program that uses the package
 
 TINY: dict[str, Any] = SMOKE | {"engine.workers": 1}
 
@@ -35,7 +40,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run that has learnt enough for some pseudo-labels; not to be changed."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     learns = {"server.batch": 10, "server.lr": 0.02, "fedseal.bootstrap_epochs": 8}
-    api.train("demo", out=folder, set={**TINY, **learns})
+    train("demo", out=folder, options={**TINY, **learns})
     return folder
 
 
@@ -67,13 +72,13 @@ Command = Callable[..., Answer]
 @pytest.fixture
 def fedseal(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
     """The command line in this process: words as in a shell, and keys to set as a dictionary."""
-    log, handler = logging.getLogger("fedseal"), cli.Log()
+    log, handler = logging.getLogger("fedseal"), main.StderrHandler()
     log.addHandler(handler)
 
-    def command(*words: object, set: Mapping[str, Any] | None = None) -> Answer:
+    def command(*words: object, options: Mapping[str, Any] | None = None) -> Answer:
         capsys.readouterr()
-        line = [*map(str, words), *settings(set or {})]
-        code = cli.run_safely(lambda: cli.app(line, prog_name="fedseal"))
+        line = [*map(str, words), *settings(options or {})]
+        code = main.run_safely(lambda: main.app(line, prog_name="fedseal"))
         return Answer(code, *capsys.readouterr())
 
     yield command
@@ -158,3 +163,14 @@ def alive(pid: int) -> bool:
     """Whether a process runs; one that nobody has asked how it ended does not."""
     status = Path(f"/proc/{pid}/stat")
     return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+@pytest.fixture
+def own_method(tmp_path: Path) -> Path:
+    """The file of docs/new-method.md."""
+    page = Path(__file__).parents[1] / "docs" / "new-method.md"
+    [text] = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    assert text.count("\n") < 70
+    path = tmp_path / "fedprox.py"
+    path.write_text(text, "utf-8")
+    return path

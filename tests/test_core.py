@@ -1,4 +1,4 @@
-"""Packets come through bytes unharmed, randomness depends on what it should, settings know their keys."""
+"""Packets survive serialisation bit for bit, and random draws depend only on what they should."""
 
 from dataclasses import replace
 
@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from fedseal.core import Augmentation, Images, Learning, Packet, ServerLearning, Settings, Site, derive_seed
-from fedseal.data.augment import rand_augment, weak
-from fedseal.methods import METHODS
-from fedseal.models import ModelSettings, build
+from fedseal.config.sections import AugmentSettings, ModelSettings, ServerTrainingSettings, TrainingSettings
+from fedseal.core import Images, LabelledImages, Packet, Participant, derive_seed
+from fedseal.data.augment import Augmenter
+from fedseal.models import build_network
+
 
 NAN, INF = float("nan"), float("inf")
 
@@ -160,14 +161,14 @@ def test_equal_packets_are_equal_bytes() -> None:
 # ------------------------------------------------------------------ randomness
 
 
-def site(**changes: object) -> Site:
-    network = build(ModelSettings(), channels=1, size=12, classes=3, mean=[0.0], std=[1.0], seed=0)
-    first = Site(
+def participant(**changes: object) -> Participant:
+    network = build_network(ModelSettings(), channels=1, size=12, classes=3, mean=[0.0], std=[1.0], seed=0)
+    first = Participant(
         name="client-0",
         model=network,
         data=Images(torch.zeros(4, 1, 12, 12, dtype=torch.uint8)),
-        learning=Learning(),
-        augment=Augmentation(),
+        training=TrainingSettings(),
+        augment=Augmenter(AugmentSettings(), flip=False),
         seed=0,
         device=torch.device("cpu"),
         classes=3,
@@ -183,7 +184,7 @@ def test_derive_seed_never_changes() -> None:
     it, to have 63 bits: 1678965949317221533.
     """
     assert derive_seed(0, "client-0", 1, "batches") == 1678965949317221533
-    assert site().rng(1, "batches").initial_seed() == 1678965949317221533
+    assert participant().rng(1, "batches").initial_seed() == 1678965949317221533
 
 
 def test_derive_seed_keeps_its_parts_apart() -> None:
@@ -192,28 +193,28 @@ def test_derive_seed_keeps_its_parts_apart() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_rng_depends_on_seed_site_round_and_purpose() -> None:
-    def draw(at: Site, t: int, purpose: str) -> list[float]:
+def test_rng_depends_on_seed_participant_round_and_purpose() -> None:
+    def draw(at: Participant, t: int, purpose: str) -> list[float]:
         return torch.rand(4, generator=at.rng(t, purpose)).tolist()
 
     draws = [
-        draw(site(), 1, "batches"),
-        draw(site(seed=1), 1, "batches"),
-        draw(site(name="client-1"), 1, "batches"),
-        draw(site(), 2, "batches"),
-        draw(site(), 1, "complementary"),
-        draw(site(), 1, ""),
+        draw(participant(), 1, "batches"),
+        draw(participant(seed=1), 1, "batches"),
+        draw(participant(name="client-1"), 1, "batches"),
+        draw(participant(), 2, "batches"),
+        draw(participant(), 1, "complementary"),
+        draw(participant(), 1, ""),
     ]
     assert len({tuple(numbers) for numbers in draws}) == len(draws)
 
 
 def test_rng_depends_on_nothing_else() -> None:
-    expected = torch.rand(4, generator=site().rng(3, "x"))
+    expected = torch.rand(4, generator=participant().rng(3, "x"))
     torch.manual_seed(99)
-    other = site(
-        data=Images(torch.ones(9, 1, 12, 12, dtype=torch.uint8), torch.zeros(9, dtype=torch.int64)),
-        learning=ServerLearning(lr=0.5, batch=2),
-        augment=Augmentation(n=0),
+    other = participant(
+        data=LabelledImages(torch.ones(9, 1, 12, 12, dtype=torch.uint8), torch.zeros(9, dtype=torch.int64)),
+        training=ServerTrainingSettings(lr=0.5, batch=2),
+        augment=Augmenter(AugmentSettings(n=0), flip=True),
         classes=7,
     )
     before = torch.get_rng_state()
@@ -222,69 +223,17 @@ def test_rng_depends_on_nothing_else() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# ------------------------------------------------------------------ settings
+# ------------------------------------------------------------------ requests, replies, images
 
 
-@pytest.mark.parametrize("section", [Settings, Learning, ServerLearning, Augmentation, *METHODS.values()])
-def test_settings_reject_unknown_keys(section: type[Settings]) -> None:
-    with pytest.raises(ValidationError) as caught:
-        section.model_validate({"no_such_key": 1})
-    (error,) = caught.value.errors()
-    assert (error["type"], error["loc"]) == ("extra_forbidden", ("no_such_key",))
+def test_a_request_trains_unless_it_says_otherwise() -> None:
+    assert Packet().trains and Packet(scalars={"train": True}).trains
+    assert not Packet(scalars={"train": False}).trains
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"lr": 0},
-        {"decay": 1.1},
-        {"decay": 0},
-        {"momentum": 1},
-        {"weight_decay": -1},
-        {"epochs": -1},
-        {"batch": 0},
-    ],
-)
-def test_learning_rejects_values_without_sense(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValidationError):
-        Learning.model_validate(wrong)
-
-
-def test_settings_are_frozen() -> None:
-    learning = Learning()
-    with pytest.raises(ValidationError):
-        learning.lr = 1.0  # type: ignore[misc]
-    assert learning.lr == 0.001
-
-
-# ------------------------------------------------------------------ augmentation
-
-
-def pictures() -> Tensor:
-    draw = torch.Generator().manual_seed(0)
-    return torch.randint(256, (6, 3, 16, 16), dtype=torch.uint8, generator=draw)
-
-
-def seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(5)
-
-
-def test_strong_is_weak_then_rand_augment() -> None:
-    """Or RandAugment alone."""
-    images, draws = pictures(), seeded()
-    expected = rand_augment(weak(images, draws, flip=True, shift=2), draws, n=3, m=7)
-    both = Augmentation(flip=True, shift=2, weak_first=True, n=3, m=7)
-    strong = both.strong(images, seeded())
-    assert torch.equal(strong, expected) and not torch.equal(strong, images)
-    alone = both.model_copy(update={"weak_first": False})
-    assert torch.equal(alone.strong(images, seeded()), rand_augment(images, seeded(), n=3, m=7))
-
-
-def test_augmentation_can_be_switched_off() -> None:
-    """No shift, no mirroring (None is no until the data says otherwise), no operation: the images."""
-    nothing = Augmentation(flip=None, shift=0, n=0)
-    assert torch.equal(nothing.weak(pictures(), seeded()), pictures())
-    assert torch.equal(nothing.strong(pictures(), seeded()), pictures())
+def test_the_integers_of_a_reply_are_its_counts() -> None:
+    scalars = {"t": 3, "positive": 7, "train": True, "share": 0.5, "name": "x"}
+    assert Packet(scalars=scalars).counts == {"positive": 7}
 
 
 def test_images_know_their_number() -> None:

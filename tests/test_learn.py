@@ -10,7 +10,9 @@ from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
 from fedseal import weights
-from fedseal.core import Augmentation, Images, Learning, ServerLearning, Site
+from fedseal.config.sections import AugmentSettings, ModelSettings, ServerTrainingSettings, TrainingSettings
+from fedseal.core import Images, LabelledImages, LabelledParticipant
+from fedseal.data.augment import Augmenter
 from fedseal.learn import (
     INFERENCE_BATCH,
     accuracy,
@@ -20,16 +22,18 @@ from fedseal.learn import (
     predict,
     train_supervised,
 )
-from fedseal.models import ModelSettings, Network, build
+from fedseal.models import Network, build_network
 from fedseal.weights import Tensors
 
 CLASSES = 3
 LABELS = torch.tensor([0, 1, 2, 2, 1, 0, 0, 1, 2, 0])
-STILL = Augmentation(flip=False, shift=0, n=0)
+STILL = Augmenter(AugmentSettings(shift=0, n=0), flip=False)
 
 
 def lenet(seed: int = 0) -> Network:
-    return build(ModelSettings(), channels=1, size=12, classes=CLASSES, mean=[120.0], std=[60.0], seed=seed)
+    return build_network(
+        ModelSettings(), channels=1, size=12, classes=CLASSES, mean=[120.0], std=[60.0], seed=seed
+    )
 
 
 def pictures(n: int, channels: int = 1, size: int = 12, seed: int = 0) -> Tensor:
@@ -37,12 +41,14 @@ def pictures(n: int, channels: int = 1, size: int = 12, seed: int = 0) -> Tensor
     return torch.randint(256, (n, channels, size, size), dtype=torch.uint8, generator=draw)
 
 
-def site(model: Network | None = None, data: Images | None = None, **learning: object) -> Site:
-    return Site(
+def participant(
+    model: Network | None = None, data: LabelledImages | None = None, **training: object
+) -> LabelledParticipant:
+    return LabelledParticipant(
         name="server",
         model=model or lenet(),
-        data=data or Images(pictures(10), LABELS),
-        learning=ServerLearning.model_validate(learning),
+        data=data or LabelledImages(pictures(10), LABELS),
+        training=ServerTrainingSettings.model_validate(training),
         augment=STILL,
         seed=0,
         device=torch.device("cpu"),
@@ -103,8 +109,8 @@ def test_fit_is_sgd_with_momentum(weight_decay: float, expected: list[float]) ->
     v2 = 4.05 + 2.475 = 6.525;       w = 0.55 − 0.6525 = −0.1025
     v3 = 5.8725 − 0.46125 = 5.41125; w = −0.1025 − 0.541125 = −0.643625
     """
-    at = site(Network(Scale(), [0.0], [1.0]), momentum=0.9, weight_decay=weight_decay)
-    start = weights.save(at.model)
+    at = participant(Network(Scale(), [0.0], [1.0]), momentum=0.9, weight_decay=weight_decay)
+    start = weights.get_weights(at.model)
     image = torch.full((1, 1, 1, 1), 2.0)
     seen = [float(fit(at, start, [(image,)] * steps, half_square, 0.1)["body.w"]) for steps in range(4)]
     assert seen == pytest.approx(expected, abs=1e-6)
@@ -112,8 +118,8 @@ def test_fit_is_sgd_with_momentum(weight_decay: float, expected: list[float]) ->
 
 def test_fit_steps_a_whole_network() -> None:
     """w1 = w0 − lr·g(w0); v = 0.9·g(w0) + g(w1); w2 = w1 − lr·v, in every layer of LeNet."""
-    at, lr = site(momentum=0.9), 0.1
-    w0 = weights.save(at.model)
+    at, lr = participant(momentum=0.9), 0.1
+    w0 = weights.get_weights(at.model)
     first, second = (pictures(4, seed=1).float(), LABELS[:4]), (pictures(4, seed=2).float(), LABELS[4:8])
     g0 = gradient(at.model, w0, *first)
     w1 = {name: w0[name] - lr * g0[name] for name in w0}
@@ -126,9 +132,9 @@ def test_fit_steps_a_whole_network() -> None:
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 def test_fit_is_torchs_sgd_to_the_bit(weight_decay: float) -> None:
-    at = site(momentum=0.9, weight_decay=weight_decay)
-    w0, batches = weights.save(at.model), [(pictures(4, seed=i).float(), LABELS[:4]) for i in range(3)]
-    weights.load(at.model, w0)
+    at = participant(momentum=0.9, weight_decay=weight_decay)
+    w0, batches = weights.get_weights(at.model), [(pictures(4, seed=i).float(), LABELS[:4]) for i in range(3)]
+    weights.set_weights(at.model, w0)
     reference = torch.optim.SGD(
         at.model.parameters(), lr=0.1, momentum=0.9, weight_decay=weight_decay, fused=True
     )
@@ -136,41 +142,41 @@ def test_fit_is_torchs_sgd_to_the_bit(weight_decay: float) -> None:
         reference.zero_grad()
         supervised(at.model, *batch).backward()
         reference.step()
-    expected = weights.save(at.model)
+    expected = weights.get_weights(at.model)
     seen = fit(at, w0, batches, supervised, 0.1)
     assert all(torch.equal(seen[name], expected[name]) for name in expected)
 
 
 def test_fit_starts_with_fresh_momentum() -> None:
     """Two calls of one step: 1 → 0.6, then from 0.6 without momentum 0.6 − 0.1·2.4 = 0.36, not 0."""
-    at = site(Network(Scale(), [0.0], [1.0]), momentum=0.9)
+    at = participant(Network(Scale(), [0.0], [1.0]), momentum=0.9)
     image = (torch.full((1, 1, 1, 1), 2.0),)
-    once = fit(at, weights.save(at.model), [image], half_square, 0.1)
+    once = fit(at, weights.get_weights(at.model), [image], half_square, 0.1)
     twice = fit(at, once, [image], half_square, 0.1)
     assert float(twice["body.w"]) == pytest.approx(0.36, abs=1e-6)
 
 
 def test_fit_starts_from_the_given_weights() -> None:
     """What the model held before has no influence, and the given weights stay as they are."""
-    start, batch = weights.save(lenet(seed=3)), (pictures(4).float(), LABELS[:4])
+    start, batch = weights.get_weights(lenet(seed=3)), (pictures(4).float(), LABELS[:4])
     kept = {name: value.clone() for name, value in start.items()}
-    results = [fit(site(lenet(seed)), start, [batch], supervised, 0.1) for seed in (0, 3, 4)]
+    results = [fit(participant(lenet(seed)), start, [batch], supervised, 0.1) for seed in (0, 3, 4)]
     assert equal(results[0], results[1]) and equal(results[0], results[2])
     assert equal(start, kept) and not equal(results[0], start)
 
 
 def test_fit_without_batches_changes_nothing() -> None:
-    start = weights.save(lenet(seed=3))
-    assert equal(fit(site(), start, [], supervised, 0.1), start)
+    start = weights.get_weights(lenet(seed=3))
+    assert equal(fit(participant(), start, [], supervised, 0.1), start)
 
 
 def test_fit_trains_in_training_mode_and_leaves_buffers_of_normalisation() -> None:
     settings = ModelSettings(name="resnet9", norm="batch", width=4)
-    model = build(settings, channels=1, size=32, classes=CLASSES, mean=[120.0], std=[60.0], seed=0)
+    model = build_network(settings, channels=1, size=32, classes=CLASSES, mean=[120.0], std=[60.0], seed=0)
     model.eval()
-    start = weights.save(model)
+    start = weights.get_weights(model)
     batch = (pictures(4, size=32).float(), LABELS[:4])
-    after = fit(site(model), start, [batch] * 3, supervised, 0.01)
+    after = fit(participant(model), start, [batch] * 3, supervised, 0.01)
     assert int(after["body.conv1.1.num_batches_tracked"]) == 3
     assert not torch.equal(after["body.conv1.1.running_mean"], start["body.conv1.1.running_mean"])
     assert float(after["mean"]) == 120.0 and float(after["std"]) == 60.0
@@ -178,7 +184,7 @@ def test_fit_trains_in_training_mode_and_leaves_buffers_of_normalisation() -> No
 
 def test_learning_rate_decays_from_round_to_round() -> None:
     """0.001 in round 1, 0.001 · 0.995 in round 2, 0.001 · 0.995² = 0.000990025 in round 3."""
-    at = site(lr=0.001, decay=0.995)
+    at = participant(lr=0.001, decay=0.995)
     seen = [learning_rate(at, t) for t in (1, 2, 3)]
     assert seen == pytest.approx([0.001, 0.000995, 0.000990025], rel=1e-12)
 
@@ -186,15 +192,17 @@ def test_learning_rate_decays_from_round_to_round() -> None:
 # ------------------------------------------------------------------ labelled_batches
 
 
-def numbered(n: int) -> Images:
+def numbered(n: int) -> LabelledImages:
     """Image i is all of grey value i, so that no shift can hide it; its label is i mod 3."""
     pixels = torch.arange(n, dtype=torch.uint8).view(n, 1, 1, 1).expand(n, 1, 12, 12).contiguous()
-    return Images(pixels, torch.arange(n) % CLASSES)
+    return LabelledImages(pixels, torch.arange(n) % CLASSES)
 
 
 @pytest.mark.parametrize("augment", ["none", "weak"])
 def test_labelled_batches_show_every_image_once_an_epoch(augment: str) -> None:
-    at = replace(site(data=numbered(10), batch=4), augment=Augmentation(flip=True, shift=3))
+    at = replace(
+        participant(data=numbered(10), batch=4), augment=Augmenter(AugmentSettings(shift=3), flip=True)
+    )
     batches = list(labelled_batches(at, 3, at.rng(1), augment))
     assert [len(images) for images, _ in batches] == [4, 4, 2] * 3
     orders = []
@@ -214,7 +222,7 @@ def test_labelled_batches_show_every_image_once_an_epoch(augment: str) -> None:
 
 def test_labelled_batches_augment_as_told_and_anew() -> None:
     """Each epoch is one batch of all images: "none" leaves them as they are, the others change most."""
-    at = replace(site(batch=10), augment=Augmentation(flip=True, shift=2, n=2))
+    at = replace(participant(batch=10), augment=Augmenter(AugmentSettings(shift=2, n=2), flip=True))
 
     def epochs(augment: str) -> list[set[bytes]]:
         batches = labelled_batches(at, 2, at.rng(1), augment)
@@ -226,35 +234,29 @@ def test_labelled_batches_augment_as_told_and_anew() -> None:
     assert len(first - plain) >= 8 and len(second - first) >= 5 and len(strong - first) >= 5
 
 
-def test_labelled_batches_need_labels() -> None:
-    at = site(data=Images(pictures(3)))
-    with pytest.raises(AssertionError, match="server has no labels"):
-        next(labelled_batches(at, 1, at.rng(1), "none"))
-
-
 # ------------------------------------------------------------------ train_supervised
 
 
 def test_train_supervised_is_eq_4() -> None:
     """One step over all ten images in round 3: w − lr·decay²·∇L_s = w − 0.4·0.25·∇L_s."""
-    at = site(lr=0.4, decay=0.5, epochs=1, batch=10, augment="none")
-    start = weights.save(at.model)
+    at = participant(lr=0.4, decay=0.5, epochs=1, batch=10, augment="none")
+    start = weights.get_weights(at.model)
     g = gradient(at.model, start, at.data.pixels.float(), LABELS)
     expected = {name: start[name] - 0.1 * g[name] for name in start}
     assert_close(train_supervised(at, start, 3), expected, atol=2e-6, rtol=1e-5)
 
 
 def test_train_supervised_takes_epochs_from_the_settings_unless_told() -> None:
-    at = site(lr=0.05, epochs=2, batch=4)
-    start = weights.save(at.model)
+    at = participant(lr=0.05, epochs=2, batch=4)
+    start = weights.get_weights(at.model)
     two, one = train_supervised(at, start, 1), train_supervised(at, start, 1, epochs=1)
     assert equal(two, train_supervised(at, start, 1, epochs=2)) and not equal(two, one)
     assert equal(train_supervised(at, start, 1, epochs=0), start)
 
 
 def test_train_supervised_draws_by_round_and_stream() -> None:
-    at = site(lr=0.05, decay=1.0, epochs=1, batch=2)
-    start = weights.save(at.model)
+    at = participant(lr=0.05, decay=1.0, epochs=1, batch=2)
+    start = weights.get_weights(at.model)
     first = train_supervised(at, start, 1)
     assert equal(first, train_supervised(at, start, 1))
     assert not equal(first, train_supervised(at, start, 2))
@@ -264,15 +266,15 @@ def test_train_supervised_draws_by_round_and_stream() -> None:
 def test_train_supervised_augments_as_the_server_says_and_weakly_elsewhere() -> None:
     """With all images in one batch and no augmentation the draws can only reorder sums."""
     settings = {"lr": 0.1, "epochs": 1, "batch": 10}
-    at = replace(site(**settings), augment=Augmentation(flip=True, shift=2))
-    start = weights.save(at.model)
+    at = replace(participant(**settings), augment=Augmenter(AugmentSettings(shift=2), flip=True))
+    start = weights.get_weights(at.model)
     weak, none, strong = (
         train_supervised(
-            replace(at, learning=ServerLearning.model_validate(settings | {"augment": how})), start, 1
+            replace(at, training=ServerTrainingSettings.model_validate(settings | {"augment": how})), start, 1
         )
         for how in ("weak", "none", "strong")
     )
-    client = train_supervised(replace(at, learning=Learning.model_validate(settings)), start, 1)
+    client = train_supervised(replace(at, training=TrainingSettings.model_validate(settings)), start, 1)
     assert equal(client, weak)
     assert not equal(weak, none) and not equal(strong, weak) and not equal(strong, none)
 
@@ -285,7 +287,7 @@ def test_predict_is_softmax_of_the_given_weights() -> None:
     images = pictures(6)
     with torch.no_grad():
         scores = other(images).exp()
-    probs = predict(site(), weights.save(other), Images(images))
+    probs = predict(participant(), weights.get_weights(other), Images(images))
     assert probs.shape == (6, CLASSES) and probs.dtype == torch.float32
     assert_close(probs, scores / scores.sum(dim=1, keepdim=True))
 
@@ -293,26 +295,26 @@ def test_predict_is_softmax_of_the_given_weights() -> None:
 def test_predict_gives_a_row_for_every_image_in_order() -> None:
     """Also where the images need several batches: row i is what image i gets alone."""
     n = 2 * INFERENCE_BATCH + 3
-    images, values = pictures(n), weights.save(lenet())
-    probs = predict(site(), values, Images(images))
+    images, values = pictures(n), weights.get_weights(lenet())
+    probs = predict(participant(), values, Images(images))
     assert probs.shape == (n, CLASSES)
     for i in (0, INFERENCE_BATCH - 1, INFERENCE_BATCH, n - 1):
-        assert_close(probs[i : i + 1], predict(site(), values, Images(images[i : i + 1])))
+        assert_close(probs[i : i + 1], predict(participant(), values, Images(images[i : i + 1])))
 
 
 def test_predict_does_not_touch_normalisation() -> None:
     """BatchNorm judges by its running numbers: neighbours do not matter, nothing is counted."""
     settings = ModelSettings(name="resnet9", norm="batch", width=4)
-    model = build(settings, channels=1, size=32, classes=CLASSES, mean=[120.0], std=[60.0], seed=0)
+    model = build_network(settings, channels=1, size=32, classes=CLASSES, mean=[120.0], std=[60.0], seed=0)
     model.train()
-    values, images = weights.save(model), pictures(5, size=32)
-    probs = predict(site(model), values, Images(images))
-    assert equal(weights.save(model), values)
-    assert_close(probs[:1], predict(site(model), values, Images(images[:1])))
+    values, images = weights.get_weights(model), pictures(5, size=32)
+    probs = predict(participant(model), values, Images(images))
+    assert equal(weights.get_weights(model), values)
+    assert_close(probs[:1], predict(participant(model), values, Images(images[:1])))
 
 
 def test_predict_of_no_images() -> None:
-    probs = predict(site(), weights.save(lenet()), Images(pictures(0)))
+    probs = predict(participant(), weights.get_weights(lenet()), Images(pictures(0)))
     assert probs.shape == (0, CLASSES) and probs.dtype == torch.float32
 
 

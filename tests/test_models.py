@@ -10,12 +10,13 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, max_pool2d, relu
 
+from fedseal.config.sections import ModelSettings
 from fedseal.errors import UserError
-from fedseal.models import BasicBlock, LeNet, ModelSettings, Network, Pool, ResNet9, build
+from fedseal.models import MODELS, BasicBlock, LeNet, MaxPool, Network, ResNet9, build_network
 
 
 def make(channels: int = 3, size: int = 32, classes: int = 10, seed: int = 0, **model: object) -> Network:
-    return build(
+    return build_network(
         ModelSettings.model_validate(model),
         channels=channels,
         size=size,
@@ -30,12 +31,12 @@ def parameters(network: nn.Module) -> int:
     return sum(p.numel() for p in network.parameters())
 
 
-def pictures(n: int, channels: int, size: int) -> Tensor:
+def random_images(n: int, channels: int, size: int) -> Tensor:
     draw = torch.Generator().manual_seed(0)
     return torch.randint(256, (n, channels, size, size), dtype=torch.uint8, generator=draw)
 
 
-def seen_by(network: nn.Module, names: list[str], images: Tensor) -> list[tuple[str, Tensor, Tensor]]:
+def record_calls(network: nn.Module, names: list[str], images: Tensor) -> list[tuple[str, Tensor, Tensor]]:
     """Name, input and output of the named modules of the body, in the order in which they ran."""
     calls: list[tuple[str, Tensor, Tensor]] = []
 
@@ -67,7 +68,7 @@ def test_lenet_parameters(channels: int, size: int, expected: int) -> None:
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-def test_a_normalisation_gives_lenet_a_scale_and_a_shift_for_each_channel(norm: str) -> None:
+def test_normalisation_adds_a_scale_and_a_shift_per_channel_to_lenet(norm: str) -> None:
     """2·(6 + 16) = 44 more than 61,706."""
     assert parameters(make(1, 28, name="lenet", norm=norm)) == 61_750
 
@@ -119,7 +120,7 @@ def test_resnet18_parameters(channels: int, stem: str, norm: str, expected: int)
     assert parameters(network) == expected
 
 
-def test_integer_buffers_are_batch_norms_alone() -> None:
+def test_only_batch_norm_has_integer_buffers() -> None:
     """One batch count for each of ResNet-9's eight convolutions; none without BatchNorm."""
 
     def counts(norm: str) -> int:
@@ -129,7 +130,7 @@ def test_integer_buffers_are_batch_norms_alone() -> None:
     assert (counts("batch"), counts("group"), counts("none")) == (8, 0, 0)
 
 
-def test_group_norm_has_32_groups_where_the_width_allows() -> None:
+def test_group_norm_has_32_groups_if_the_width_allows() -> None:
     def groups(**model: object) -> list[int]:
         modules = make(**model, norm="group").modules()
         return [m.num_groups for m in modules if isinstance(m, nn.GroupNorm)]
@@ -155,16 +156,16 @@ def test_group_norm_has_32_groups_where_the_width_allows() -> None:
     ],
 )
 def test_logits_shape(channels: int, size: int, classes: int, model: dict[str, object]) -> None:
-    logits = make(channels, size, classes, **model)(pictures(3, channels, size))
+    logits = make(channels, size, classes, **model)(random_images(3, channels, size))
     assert logits.shape == (3, classes) and logits.dtype == torch.float32
     assert bool(logits.isfinite().all())
-    assert not torch.allclose(logits[0], logits[1])  # what is in the image matters
+    assert not torch.allclose(logits[0], logits[1])  # the logits depend on the image
 
 
-def test_resnet9_is_the_papers_table() -> None:
+def test_resnet9_matches_the_papers_table() -> None:
     network = make(name="resnet9")
     names = [*(f"conv{i}" for i in range(1, 9)), "pool", "last_pool", "fc"]
-    calls = seen_by(network, names, pictures(1, 3, 32))
+    calls = record_calls(network, names, random_images(1, 3, 32))
     assert [(name, tuple(output.shape[1:])) for name, _, output in calls] == [
         ("conv1", (64, 32, 32)),
         ("conv2", (128, 32, 32)),
@@ -198,7 +199,7 @@ def test_resnet18_halves_the_maps_three_times() -> None:
     small = make(1, 28, name="resnet18", width=4)
     large = make(1, 28, name="resnet18", width=4, stem="large")
     shapes = [
-        [tuple(output.shape[1:3]) for _, _, output in seen_by(network, names, pictures(1, 1, 28))]
+        [tuple(output.shape[1:3]) for _, _, output in record_calls(network, names, random_images(1, 1, 28))]
         for network in (small, large)
     ]
     channels = [4, 4, 4, 8, 8, 16, 16, 32, 32]
@@ -209,11 +210,11 @@ def test_resnet18_halves_the_maps_three_times() -> None:
 # ------------------------------------------------------------------ what the layers do
 
 
-def test_resnet9_goes_around_its_blocks() -> None:
-    """What enters conv5 is the first pool plus conv4; what enters the last pool is the third plus conv8."""
+def test_resnet9_residual_connections() -> None:
+    """The input of conv5 is the first pool plus conv4; that of the last pool is the third pool plus conv8."""
     network = make(name="resnet9", width=8)
     names = ["pool", "conv4", "conv5", "conv8", "last_pool"]
-    pool1, conv4, conv5, _, pool3, conv8, last = seen_by(network, names, pictures(2, 3, 32))
+    pool1, conv4, conv5, _, pool3, conv8, last = record_calls(network, names, random_images(2, 3, 32))
     assert float(conv4[2].abs().max()) > 0 and float(conv8[2].abs().max()) > 0
     assert torch.equal(conv5[1], pool1[2] + conv4[2])
     assert torch.equal(last[1], pool3[2] + conv8[2])
@@ -225,21 +226,21 @@ def test_resnet9_blocks_of_zeros_are_the_identity() -> None:
         for name in ("conv4", "conv8"):
             network.get_parameter(f"body.{name}.0.weight").zero_()
     names = ["pool", "conv5", "last_pool"]
-    pool1, conv5, _, pool3, last = seen_by(network, names, pictures(2, 3, 32))
+    pool1, conv5, _, pool3, last = record_calls(network, names, random_images(2, 3, 32))
     assert float(pool1[2].abs().max()) > 0 and float(pool3[2].abs().max()) > 0
     assert torch.equal(conv5[1], pool1[2])
     assert torch.equal(last[1], pool3[2])
 
 
 @pytest.mark.parametrize("shape", [(3, 6, 28, 28), (2, 16, 10, 10), (2, 3, 9, 7), (1, 2, 2, 3)])
-def test_pool_is_max_pool_with_and_without_gradients(shape: tuple[int, ...]) -> None:
+def test_max_pool_equals_pytorchs_with_and_without_gradients(shape: tuple[int, ...]) -> None:
     x = torch.randint(-3, 3, shape, generator=torch.Generator().manual_seed(0)).float()
     x = x.contiguous(memory_format=torch.channels_last)
     expected = max_pool2d(x, 2)
     with torch.no_grad():
-        assert torch.equal(Pool()(x), expected)
+        assert torch.equal(MaxPool()(x), expected)
     ours, theirs = (x.clone().requires_grad_() for _ in range(2))
-    Pool()(ours).square().sum().backward()
+    MaxPool()(ours).square().sum().backward()
     max_pool2d(theirs, 2).square().sum().backward()
     assert ours.grad is not None and theirs.grad is not None and torch.equal(ours.grad, theirs.grad)
 
@@ -252,21 +253,22 @@ def test_basic_block_of_zeros_is_the_identity_or_its_shortcut() -> None:
             second = block.second[0]
             assert isinstance(second, nn.Conv2d)
             second.weight.zero_()
-        assert torch.equal(same(x), x)  # x ≥ 0, so the last ReLU lets it through
+        assert torch.equal(same(x), x)  # x ≥ 0, so the last ReLU does not change it
         convolution = wider.shortcut[0]  # type: ignore[index]
         shortcut = conv2d(x, convolution.weight, stride=2)
         assert shortcut.shape == (2, 8, 3, 3)
         torch.testing.assert_close(wider(x), relu(shortcut))
 
 
-def test_narrow_resnet18_learns_on_one_thread() -> None:
-    """Convolutions of 1×1 with a stride crash oneDNN there; in a process of its own, which may die."""
+def test_narrow_resnet18_trains_on_one_thread() -> None:
+    """1×1 convolutions with a stride crash oneDNN there, so this runs in a separate process."""
     code = """
 import torch
-from fedseal.models import ModelSettings, build
+from fedseal.config.sections import ModelSettings
+from fedseal.models import build_network
 torch.set_num_threads(1)
 settings = ModelSettings(name="resnet18", width=4)
-network = build(settings, channels=1, size=28, classes=10, mean=[0.0], std=[1.0], seed=0)
+network = build_network(settings, channels=1, size=28, classes=10, mean=[0.0], std=[1.0], seed=0)
 for _ in range(3):
     network(torch.rand(32, 1, 28, 28)).square().sum().backward()
 """
@@ -275,12 +277,12 @@ for _ in range(3):
 
 
 @pytest.mark.parametrize("norm", ["none", "group"])
-def test_lenet_with_relu_before_the_pool_is_the_same_function(norm: str) -> None:
+def test_lenet_equals_relu_before_pooling(norm: str) -> None:
     network = make(1, 28, name="lenet", norm=norm)
     lenet = network.body
     assert isinstance(lenet, LeNet)
     with torch.no_grad():
-        images = pictures(8, 1, 28)
+        images = random_images(8, 1, 28)
         x = (images - 100.0) / 50.0
         x = max_pool2d(relu(lenet.norm1(lenet.conv1(x))), 2)
         x = max_pool2d(relu(lenet.norm2(lenet.conv2(x))), 2).flatten(1)
@@ -288,12 +290,12 @@ def test_lenet_with_relu_before_the_pool_is_the_same_function(norm: str) -> None
         torch.testing.assert_close(network(images), expected)
 
 
-def test_images_are_normalised_by_the_networks_own_buffers() -> None:
+def test_the_network_normalises_its_images() -> None:
     """Mean 100, deviation 50 in channel 0; 20 and 10 in channel 1; 0 and 200 in channel 2.
 
     An image at the mean becomes zero; 150, 15 and 100 become 1, −1/2 and 1/2.
     """
-    network = build(
+    network = build_network(
         ModelSettings(),
         channels=3,
         size=12,
@@ -321,7 +323,7 @@ def test_images_are_normalised_by_the_networks_own_buffers() -> None:
 # ------------------------------------------------------------------ building
 
 
-@pytest.mark.parametrize("name", ["lenet", "resnet9", "resnet18"])
+@pytest.mark.parametrize("name", list(MODELS))
 def test_the_seed_alone_decides_the_weights(name: str) -> None:
     torch.manual_seed(11)
     before = torch.get_rng_state()
@@ -333,6 +335,21 @@ def test_the_seed_alone_decides_the_weights(name: str) -> None:
     assert all(torch.equal(first[key], second[key]) for key in first)
     weights = [key for key in first if key.endswith("weight")]
     assert weights and not any(torch.equal(first[key], other[key]) for key in weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "last"),
+    [
+        ("lenet", -0.00086450349772349, 0.02100435644388199),
+        ("resnet9", -0.0014408392598852515, -0.153075709939003),
+        ("resnet18", -0.0014408392598852515, 0.11446420103311539),
+    ],
+)
+def test_golden_weights(name: str, first: float, last: float) -> None:
+    """A changed number here means that all results change: the layers draw their weights in another order."""
+    values = [parameter.detach().flatten() for parameter in make(name=name, width=4).parameters()]
+    assert float(values[0][0]) == pytest.approx(first, rel=1e-6)
+    assert float(values[-1][-1]) == pytest.approx(last, rel=1e-6)
 
 
 def test_weights_are_channels_last() -> None:
@@ -349,21 +366,39 @@ def test_weights_are_channels_last() -> None:
         ("resnet9", 48, "32×32 .*, not 48×48"),
     ],
 )
-def test_images_of_a_size_that_does_not_fit(name: str, size: int, message: str) -> None:
+def test_unsuitable_image_sizes_are_refused(name: str, size: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
         make(size=size, name=name)
 
 
-def test_resnet9_pools_larger_images_to_one_pixel_too() -> None:
+def test_resnet9_pools_larger_images_to_one_pixel() -> None:
     network = make(size=96, name="resnet9", width=4)
     assert isinstance(network.body, ResNet9)
-    ((_, before, after),) = seen_by(network, ["last_pool"], pictures(1, 3, 96))
+    ((_, before, after),) = record_calls(network, ["last_pool"], random_images(1, 3, 96))
     assert before.shape == (1, 32, 12, 12) and after.shape == (1, 32, 1, 1)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"nme": "lenet"}, {"name": "vgg"}, {"width": 6}, {"width": 0}, {"norm": "layer"}]
-)
-def test_settings_reject_what_they_do_not_know(wrong: dict[str, object]) -> None:
+def test_resnet18_with_large_stem_and_batch_norm_needs_large_images() -> None:
+    with pytest.raises(UserError, match=r"at least 64×64, not 32×32: set model\.stem to 'small'"):
+        make(name="resnet18", width=4, stem="large", norm="batch")
+    make(size=64, name="resnet18", width=4, stem="large", norm="batch")
+
+
+def test_unknown_model_is_refused() -> None:
+    with pytest.raises(UserError, match=r"model\.name is 'vgg', but must be one of lenet, resnet9, resnet18"):
+        make(name="vgg")
+
+
+def test_one_entry_in_the_dictionary_adds_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Linear(nn.Sequential):
+        def __init__(self, channels: int, size: int, classes: int, settings: ModelSettings) -> None:
+            super().__init__(nn.Flatten(), nn.Linear(channels * size * size, classes))
+
+    monkeypatch.setitem(MODELS, "linear", Linear)
+    assert parameters(make(name="linear")) == 3 * 32 * 32 * 10 + 10
+
+
+@pytest.mark.parametrize("wrong", [{"nme": "lenet"}, {"width": 6}, {"width": 0}, {"norm": "layer"}])
+def test_settings_reject_unknown_keys_and_values(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         ModelSettings.model_validate(wrong)

@@ -1,26 +1,38 @@
 """Semi-supervised federated learning with the labels at the server."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fedseal.system.lazy import import_object
+
 if TYPE_CHECKING:
-    from fedseal.api import Result, evaluate, train
-    from fedseal.config import Config, load_config
+    from fedseal.config.config import Config
+    from fedseal.config.load import load_config
     from fedseal.errors import UserError
-    from fedseal.model_file import Classifier, load
+    from fedseal.storage.model_file import Classifier, load
+    from fedseal.storage.run_folder import Result
+    from fedseal.training.evaluate import evaluate
+    from fedseal.training.train import train
 
 __all__ = ["Classifier", "Config", "Result", "UserError", "evaluate", "load", "load_config", "train"]
 
-_WHERE = {
-    **dict.fromkeys(("Result", "evaluate", "train"), "api"),
-    **dict.fromkeys(("Config", "load_config"), "config"),
-    **dict.fromkeys(("Classifier", "load"), "model_file"),
-    "UserError": "errors",
+_PATHS = {
+    "Classifier": "fedseal.storage.model_file:Classifier",
+    "Config": "fedseal.config.config:Config",
+    "Result": "fedseal.storage.run_folder:Result",
+    "UserError": "fedseal.errors:UserError",
+    "evaluate": "fedseal.training.evaluate:evaluate",
+    "load": "fedseal.storage.model_file:load",
+    "load_config": "fedseal.config.load:load_config",
+    "train": "fedseal.training.train:train",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Loads what is asked for, and PyTorch with it: Flower's own processes need neither."""
-    if name not in _WHERE:
+    """Imports on first use, since PyTorch takes seconds to load."""
+    if name not in _PATHS:
         raise AttributeError(f"module 'fedseal' has no attribute {name!r}")
-    return getattr(import_module(f"fedseal.{_WHERE[name]}"), name)
+    return import_object(_PATHS[name])
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,5 +1,5 @@
 """`python -m fedseal`."""
 
-from fedseal.cli import main
+from fedseal.cli.main import main
 
 main()

@@ -1,75 +1,35 @@
-"""The vocabulary: what travels, where learning happens, what a method is, what an engine does."""
+"""The vocabulary: packets, participants, methods, engines."""
 
 import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Protocol
 
 import torch
-from pydantic import Field
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
-from fedseal.data import augment
+from fedseal.aggregate import Aggregation
+from fedseal.config.sections import Settings, TrainingSettings
+from fedseal.data.augment import Augmenter
 from fedseal.models import Network
-from fedseal.settings import Settings
 from fedseal.weights import Tensors
 
 Scalar = bool | int | float | str
-
-
-class Learning(Settings):
-    """How a side trains: the `[server]` and `[client]` sections."""
-
-    lr: float = Field(0.001, gt=0, description="learning rate of round 1")
-    decay: float = Field(0.995, gt=0, le=1, description="factor on the learning rate, each round")
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD, fresh each round")
-    weight_decay: float = Field(0.0, ge=0, description="weight decay of SGD")
-    epochs: int = Field(5, ge=0, description="passes over the data in a round")
-    batch: int = Field(32, ge=1, description="images in a mini-batch")
-    threads: int = Field(
-        1, ge=1, description="threads that it computes with; sums depend on them in the last bit"
-    )
-
-
-class ServerLearning(Learning):
-    """How the server trains."""
-
-    threads: int = Field(
-        0, ge=0, description="threads that it computes with; 0: one per core, and that number in config.toml"
-    )
-
-    augment: Literal["none", "weak", "strong"] = Field(
-        "weak", description="augmentation of the labelled images"
-    )
-
-
-class Augmentation(Settings):
-    """The `[augment]` section: what weak and strong augmentation are."""
-
-    flip: bool | None = Field(None, description="mirror images; left out: as fits the data set (not digits)")
-    shift: int = Field(4, ge=0, description="weak: crop or shift by up to so many pixels each way")
-    weak_first: bool = Field(True, description="strong: the weak augmentation comes before RandAugment")
-    n: int = Field(2, ge=0, description="strong: operations of RandAugment on an image")
-    m: int = Field(10, ge=0, le=30, description="strong: magnitude of RandAugment, 0 to 30")
-
-    def weak(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """a(x) of Eq. 3."""
-        return augment.weak(images, generator, flip=bool(self.flip), shift=self.shift)
-
-    def strong(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """A(x) of Eq. 14: RandAugment, by default of the weakly augmented image."""
-        if self.weak_first:
-            images = self.weak(images, generator)
-        return augment.rand_augment(images, generator, n=self.n, m=self.m)
+Metrics = Mapping[str, int | float | list[float]]  # a list has one value per class
 
 
 @dataclass(frozen=True)
 class Packet:
-    """All that ever travels between server and client; also a server's state and a client's memory."""
+    """Named groups of tensors, and scalars: the only thing that travels between server and client.
+
+    It is also the form of a server's state and of a client's memory. In a request, the scalar "t" is the
+    round and "train" says whether the client trains or only updates its memory. In a reply, integer scalars
+    other than "t" are counts of images; the server adds them up over the clients.
+    """
 
     tensors: Mapping[str, Tensors] = field(default_factory=dict)
     scalars: Mapping[str, Scalar] = field(default_factory=dict)
@@ -80,15 +40,16 @@ class Packet:
         seen: set[int] = set()
         for group, values in self.tensors.items():
             for name, value in values.items():
-                storage = value.untyped_storage().data_ptr()  # safetensors refuses what shares memory
+                storage = value.untyped_storage().data_ptr()  # safetensors refuses shared memory
                 flat[f"{group}/{name}"] = value.clone() if storage in seen else value.contiguous()
                 seen.add(storage)
         header = json.dumps({"groups": list(self.tensors), "scalars": dict(self.scalars)})
-        return bytes(save_safetensors(flat, {"packet": header}))  # one key: several come in any order
+        # A single metadata key: safetensors does not keep the order of several.
+        return bytes(save_safetensors(flat, {"packet": header}))
 
     @staticmethod
     def from_bytes(data: bytes) -> "Packet":
-        """The inverse of `to_bytes`, to the bit."""
+        """The inverse of `to_bytes`, bit for bit."""
         outer = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         header = json.loads(outer["__metadata__"]["packet"])
         tensors: dict[str, Tensors] = {group: {} for group in header["groups"]}
@@ -97,10 +58,21 @@ class Packet:
             tensors[group][key] = value
         return Packet(tensors, header["scalars"])
 
+    @property
+    def trains(self) -> bool:
+        """Of a request: whether the client is to train."""
+        return bool(self.scalars.get("train", True))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Of a reply: the client's counts, such as |D⁺| and |D⁻| in FedSEAL."""
+        whole = {k: v for k, v in self.scalars.items() if isinstance(v, int) and not isinstance(v, bool)}
+        return {name: value for name, value in whole.items() if name != "t"}
+
 
 @dataclass(frozen=True)
 class Round:
-    """One round: its number from 1 as in the paper, who trains, and who there is."""
+    """One round: its number (from 1, as in the paper), the sampled clients, and all clients."""
 
     t: int
     cohort: tuple[int, ...]
@@ -109,42 +81,68 @@ class Round:
 
 @dataclass(frozen=True)
 class Images:
-    """Images [n, C, H, W] in uint8, and their labels where the holder may know them."""
+    """Images [n, C, H, W] as uint8."""
 
     pixels: Tensor
-    labels: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.pixels)
 
 
-Diagnose = Callable[[str, Tensor, Tensor], None]
+@dataclass(frozen=True)
+class LabelledImages(Images):
+    """Images with their labels [n]."""
+
+    labels: Tensor
 
 
-def no_diagnosis(name: str, rows: Tensor, labels: Tensor) -> None:
-    """Where nobody knows the truth."""
+class RecordLabels(Protocol):
+    """Called with the labels that a method gives to some rows of a client's images.
+
+    A complementary label says which class an image is *not*.
+    """
+
+    def __call__(self, name: str, rows: Tensor, labels: Tensor, *, complementary: bool = False) -> None: ...
+
+
+def ignore_labels(name: str, rows: Tensor, labels: Tensor, *, complementary: bool = False) -> None:
+    """Outside a simulation nobody knows the true labels."""
 
 
 @dataclass(frozen=True)
-class Site:
-    """Where learning happens: the server, or one client."""
+class Participant:
+    """The server or one client: its images, its settings, and a network to work with."""
 
     name: str
     model: Network  # scratch space: methods load weights into it
     data: Images
-    learning: Learning
-    augment: Augmentation
+    training: TrainingSettings
+    augment: Augmenter
     seed: int
     device: torch.device
     classes: int
-    validation: Images | None = None
-    # Called with the labels that a method gave to some of the site's own images. A simulation that knows
-    # the truth counts how many are right; nothing of it reaches the method or travels.
-    diagnose: Diagnose = no_diagnosis
+    aggregation: Aggregation = field(default_factory=Aggregation)
+    # In a simulation that knows the true labels, this counts correct pseudo-labels. Nothing of it reaches
+    # the method, and nothing travels.
+    record_labels: RecordLabels = ignore_labels
 
     def rng(self, t: int, purpose: str = "") -> torch.Generator:
-        """Randomness that depends on the seed, the site, the round and the purpose alone."""
+        """A generator that depends only on the seed, the participant, the round and the purpose."""
         return torch.Generator().manual_seed(derive_seed(self.seed, self.name, t, purpose))
+
+
+@dataclass(frozen=True)
+class LabelledParticipant(Participant):
+    """A participant whose images have labels: a client of FedAvg-SL."""
+
+    data: LabelledImages
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server(LabelledParticipant):
+    """The server: labelled images to train on, and others for validation."""
+
+    validation: LabelledImages
 
 
 def derive_seed(*parts: object) -> int:
@@ -154,8 +152,8 @@ def derive_seed(*parts: object) -> int:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A step of what comes before round 1: so many of all have been done, and the state after it."""
+class PreparationStep:
+    """A step of the work before round 1: how far it is, and the state after it."""
 
     what: str
     done: int
@@ -164,65 +162,96 @@ class Prepared:
 
 
 class Method(Settings, ABC):
-    """What server and client do in a round. The fields are its hyper-parameters.
+    """What server and client do in a round. The fields are the method's hyper-parameters.
 
-    The state's group "model" is the global model w^t, and "average", if there is one, the clients'
-    average w̄. A client's memory belongs to the client and never travels.
+    In the state, the group "model" is the global model w^t, and "average", if present, the clients' average
+    w̄. A client's memory belongs to the client and never travels.
     """
 
     needs_client_labels: ClassVar[bool] = False  # only FedAvg-SL, the upper bound
-    uploads: ClassVar[str] = "model"  # the group that a client trains: in its reply as in its request
-    asks_clients: ClassVar[bool] = True  # if not, their settings do not matter
-    strong_views: ClassVar[bool] = True  # whether clients augment strongly; if not, how does not matter
+    uploads: ClassVar[str] = "model"  # the tensor group that a client trains and sends back
+    uses_clients: ClassVar[bool] = True  # if False, the client settings do not affect the result
+    strong_views: ClassVar[bool] = True  # if False, the strong augmentation does not affect the result
+    titles: ClassVar[Mapping[str, str]] = {}  # how metrics are called in reports, e.g. {"positive": "D⁺"}
 
-    def check(self, server: Site) -> None:
-        """Raises a UserError if this method cannot work so; called before anything is written."""
+    def check(self, server: Server) -> None:
+        """Raises a UserError if the method cannot run like this; called before anything is written."""
 
     @abstractmethod
-    def start(self, server: Site) -> Packet:
-        """The state that all begins with."""
+    def initial_state(self, server: Server) -> Packet:
+        """The state before anything is trained."""
 
-    def prepare(self, state: Packet, server: Site) -> Iterator[Prepared]:
-        """What takes long before round 1, step by step, from the state of `start` or of any step."""
+    def prepare(self, state: Packet, server: Server) -> Iterator[PreparationStep]:
+        """Long work before round 1, step by step, starting from the state of any earlier step."""
         return iter(())
 
     @abstractmethod
-    def server_round(self, round: Round, state: Packet, server: Site) -> tuple[Packet, dict[int, Packet]]:
-        """Step 1: trains at the server; gives the new state and what each client is sent."""
+    def server_round(self, current: Round, state: Packet, server: Server) -> tuple[Packet, dict[int, Packet]]:
+        """Step 1, at the server: trains; returns the new state and the request to each client."""
 
     @abstractmethod
-    def client_round(self, request: Packet, memory: Packet, client: Site) -> tuple[Packet, Packet]:
-        """Step 3: trains at a client; gives the reply and the client's new memory."""
+    def client_round(self, request: Packet, memory: Packet, client: Participant) -> tuple[Packet, Packet]:
+        """Step 3, at a client: trains; returns the reply and the client's new memory."""
 
     @abstractmethod
-    def collect(self, round: Round, state: Packet, replies: Mapping[int, Packet], server: Site) -> Packet:
-        """Step 4, at the server: takes the replies into the state."""
+    def collect(self, current: Round, state: Packet, replies: Mapping[int, Packet], server: Server) -> Packet:
+        """Step 4, at the server: combines the replies into the state."""
+
+    # What the method tells about itself. All of it is optional.
+
+    def metrics(self, state: Packet) -> Metrics:
+        """Numbers of the round just finished, for events.jsonl, progress bar, TensorBoard and report."""
+        return {}
+
+    def preparation_epochs(self) -> int:
+        """Epochs over the labelled images that `prepare` takes."""
+        return 0
+
+    def predicts_everywhere(self) -> bool:
+        """True if clients predict all of their images in every round, sampled or not."""
+        return False
+
+    def explain_labels(
+        self, memory: Packet, metrics: Metrics, predict: Callable[[], Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """For the report: the confidences [n, M] by which a client labels its images, and masks [n] that say
+        what the images are used for. `metrics` are those of the last round; `predict` applies the final
+        model."""
+        return predict(), {}
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What an engine brings back from a client."""
+    """What an engine returns for one client."""
 
     client: int
     packet: Packet
     down: int = 0  # bytes
     up: int = 0
-    diagnosis: Mapping[str, int] = field(default_factory=dict)  # counts, in a simulation
-    problem: str = ""  # why there is no usable packet
+    label_counts: Mapping[str, int] = field(default_factory=dict)  # correct labels, in a simulation
+    problem: "Problem | None" = None  # why there is no usable packet
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a client is left out of a round."""
+
+    reason: str
+    worker_died: bool = False  # this machine's fault, not the client's
 
 
 class Engine(Protocol):
-    """Carries packets: steps 2 and 4."""
+    """Carries packets between server and clients: steps 2 and 4."""
 
     @property
     def clients(self) -> Sequence[int]:
-        """The numbers of all clients there are."""
+        """The numbers of all clients."""
 
     def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:
-        """Sends every request and yields the replies as they come."""
+        """Sends every request and yields the replies as they arrive."""
 
     def memories(self) -> dict[str, bytes]:
-        """The clients' memories, where they are kept on this side."""
+        """The clients' memories, if they are kept on this machine."""
 
     def close(self) -> None:
-        """Ends whatever the engine started."""
+        """Ends everything that the engine started."""

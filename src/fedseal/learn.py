@@ -1,4 +1,4 @@
-"""The only training loop and the only inference loop."""
+"""The one training loop and the one inference loop."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
 from fedseal import weights
-from fedseal.core import Images, ServerLearning, Site
+from fedseal.config.sections import ServerTrainingSettings
+from fedseal.core import Images, LabelledParticipant, Participant
 from fedseal.paper import server_loss
 from fedseal.weights import Tensors
 
@@ -18,7 +19,7 @@ INFERENCE_BATCH = 500
 
 
 def fit(
-    site: Site,
+    participant: Participant,
     start: Mapping[str, Tensor],
     batches: Iterable[Batch],
     loss: Loss,
@@ -26,36 +27,38 @@ def fit(
     *,
     clip: float | None = None,
 ) -> Tensors:
-    """Eqs. 4 and 16: mini-batch SGD from the weights `start`; `loss(model, *batch)` is what falls.
+    """Eqs. 4 and 16: mini-batch SGD on `loss(model, *batch)`, from the weights `start`.
 
-    `clip` is the largest norm of a step's gradient.
+    `clip` is the maximum norm of a step's gradient.
     """
-    weights.load(site.model, start)
-    site.model.train()
+    weights.set_weights(participant.model, start)
+    participant.model.train()
     momenta: dict[Tensor, Tensor | None] = {}
     for batch in batches:
-        site.model.zero_grad()
-        loss(site.model, *batch).backward()
+        participant.model.zero_grad()
+        loss(participant.model, *batch).backward()
         if clip is not None:
-            nn.utils.clip_grad_norm_(site.model.parameters(), clip)
-        _step(site, lr, momenta)
-    return weights.save(site.model)
+            nn.utils.clip_grad_norm_(participant.model.parameters(), clip)
+        _step(participant, lr, momenta)
+    return weights.get_weights(participant.model)
 
 
 @torch.no_grad()
-def _step(site: Site, lr: float, momenta: dict[Tensor, Tensor | None]) -> None:
-    """What `torch.optim.SGD` does, by the same function; the class would load PyTorch's compiler, which takes
-    as long as all the rest of PyTorch, in every process."""
-    moved = {p: p.grad for p in site.model.parameters() if p.grad is not None}
+def _step(participant: Participant, lr: float, momenta: dict[Tensor, Tensor | None]) -> None:
+    """One step of `torch.optim.SGD`, by the function behind it.
+
+    The class itself would import PyTorch's compiler, which doubles the start-up time of every process.
+    """
+    moved = {p: p.grad for p in participant.model.parameters() if p.grad is not None}
     buffers = [momenta.get(p) for p in moved]
     sgd(
         [*moved],
         [*moved.values()],
         buffers,
-        fused=site.device.type != "mps",
+        fused=participant.device.type != "mps",
         lr=lr,
-        momentum=site.learning.momentum,
-        weight_decay=site.learning.weight_decay,
+        momentum=participant.training.momentum,
+        weight_decay=participant.training.weight_decay,
         dampening=0.0,
         nesterov=False,
         maximize=False,
@@ -63,39 +66,42 @@ def _step(site: Site, lr: float, momenta: dict[Tensor, Tensor | None]) -> None:
     momenta.update(zip(moved, buffers, strict=True))
 
 
-def learning_rate(site: Site, t: int) -> float:
+def learning_rate(participant: Participant, t: int) -> float:
     """The learning rate of round t ≥ 1."""
-    return site.learning.lr * site.learning.decay ** (t - 1)
+    return participant.training.lr * participant.training.decay ** (t - 1)
 
 
-def labelled_batches(site: Site, epochs: int, generator: torch.Generator, augment: str) -> Iterator[Batch]:
-    """Shuffled mini-batches of a site's labelled images, freshly augmented every epoch."""
-    pixels, labels = site.data.pixels, site.data.labels
-    assert labels is not None, f"{site.name} has no labels"
+def labelled_batches(
+    participant: LabelledParticipant, epochs: int, generator: torch.Generator, augment: str
+) -> Iterator[Batch]:
+    """Shuffled mini-batches of labelled images, augmented afresh in every epoch."""
+    pixels, labels = participant.data.pixels, participant.data.labels
     for _ in range(epochs):
         order = torch.randperm(len(pixels), generator=generator)
         images = pixels[order]
         if augment != "none":
-            images = getattr(site.augment, augment)(images, generator)
-        batch = site.learning.batch
+            images = getattr(participant.augment, augment)(images, generator)
+        batch = participant.training.batch
         yield from zip(
-            images.to(site.device).float().split(batch),
-            labels[order].to(site.device).split(batch),
+            images.to(participant.device).float().split(batch),
+            labels[order].to(participant.device).split(batch),
             strict=True,
         )
 
 
-def two_view_batches(site: Site, generator: torch.Generator) -> Iterator[Batch]:
-    """Shuffled mini-batches (weak view, strong view) of a site's images, freshly augmented every epoch."""
-    pixels, batch = site.data.pixels, site.learning.batch
-    for _ in range(site.learning.epochs):
+def two_view_batches(participant: Participant, generator: torch.Generator) -> Iterator[Batch]:
+    """Shuffled mini-batches (weak view, strong view), augmented afresh in every epoch."""
+    pixels, batch = participant.data.pixels, participant.training.batch
+    for _ in range(participant.training.epochs):
         images = pixels[torch.randperm(len(pixels), generator=generator)]
-        views = (augment(images, generator) for augment in (site.augment.weak, site.augment.strong))
-        yield from zip(*(view.to(site.device).float().split(batch) for view in views), strict=True)
+        views = (
+            augment(images, generator) for augment in (participant.augment.weak, participant.augment.strong)
+        )
+        yield from zip(*(view.to(participant.device).float().split(batch) for view in views), strict=True)
 
 
 def train_supervised(
-    site: Site,
+    participant: LabelledParticipant,
     start: Mapping[str, Tensor],
     t: int,
     *,
@@ -103,30 +109,27 @@ def train_supervised(
     stream: str = "supervised",
     weight: float = 1.0,
 ) -> Tensors:
-    """Eqs. 3 and 4: supervised learning on the site's labelled images at round t's learning rate.
-
-    `weight` is a factor on the loss.
-    """
+    """Eqs. 3 and 4: supervised learning at the learning rate of round t; the loss is scaled by `weight`."""
 
     def loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
         return weight * server_loss(model(images), labels)
 
-    settings = site.learning
-    augment = settings.augment if isinstance(settings, ServerLearning) else "weak"
+    settings = participant.training
+    augment = settings.augment if isinstance(settings, ServerTrainingSettings) else "weak"
     passes = settings.epochs if epochs is None else epochs
-    batches = labelled_batches(site, passes, site.rng(t, stream), augment)
-    return fit(site, start, batches, loss, learning_rate(site, t))
+    batches = labelled_batches(participant, passes, participant.rng(t, stream), augment)
+    return fit(participant, start, batches, loss, learning_rate(participant, t))
 
 
 @torch.inference_mode()
-def predict(site: Site, values: Mapping[str, Tensor], images: Images) -> Tensor:
-    """p(x; w): the confidences [n, M] of a model with these weights, on the CPU."""
-    weights.load(site.model, values)
-    site.model.eval()
+def predict(participant: Participant, values: Mapping[str, Tensor], images: Images) -> Tensor:
+    """p(x; w): the confidences [n, M] of a model with the weights `values`, on the CPU."""
+    weights.set_weights(participant.model, values)
+    participant.model.eval()
     batches = images.pixels.split(INFERENCE_BATCH)
     if not len(images):
-        return torch.zeros(0, site.classes)
-    return torch.cat([site.model(x.to(site.device)).softmax(dim=1).cpu() for x in batches])
+        return torch.zeros(0, participant.classes)
+    return torch.cat([participant.model(x.to(participant.device)).softmax(dim=1).cpu() for x in batches])
 
 
 def accuracy(probs: Tensor, labels: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Losses of the compared methods, as pure functions of logits [n, M]."""
+"""Losses of the compared methods: pure functions of logits [n, M]."""
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, one_hot
@@ -21,19 +21,19 @@ def uda_loss(weak: Tensor, strong: Tensor, threshold: float, temperature: float)
 
 
 def mixup_loss(logits: Tensor, labels: Tensor, mixed_in: Tensor, share: Tensor) -> Tensor:
-    """Mixup (Zhang et al. 2018) of images with `share` and of others, mixed in, with 1 − `share`."""
+    """Mixup (Zhang et al. 2018): images with weight `share`, mixed with others of weight 1 − `share`."""
     return share * cross_entropy(logits, labels) + (1 - share) * cross_entropy(logits, mixed_in)
 
 
 def consistency_loss(logits: Tensor, helped: Tensor) -> Tensor:
-    """FedMatch: KL divergence of the model from its helpers' confidences [n, H, M], the mean over both;
-    zero without helpers."""
+    """FedMatch: KL divergence of the model from its helpers' confidences [n, H, M], averaged over images and
+    helpers; zero without helpers."""
     own = log_softmax(logits, dim=1).unsqueeze(1).expand_as(helped)
     return kl_div(own, helped, reduction="sum") / max(helped.shape[0] * helped.shape[1], 1)
 
 
 def agreed_labels(logits: Tensor, helped: Tensor) -> Tensor:
-    """FedMatch: the class that most of the model and its helpers [n, H, M] vote for; of a tie the first."""
+    """FedMatch: the majority vote of the model and its helpers [n, H, M]; ties go to the lowest class."""
     classes = logits.shape[1]
     votes = one_hot(logits.argmax(dim=1), classes) + one_hot(helped.argmax(dim=2), classes).sum(dim=1)
     return votes.argmax(dim=1)

@@ -1,36 +1,25 @@
-"""The paper's networks: LeNet, ResNet-9 (its appendix's table) and ResNet-18.
+"""The paper's networks: LeNet, ResNet-9 (from the table in its appendix) and ResNet-18.
 
-Every network takes uint8 (or float 0…255) images and normalises them itself, with buffers that travel
-with its weights: whoever has the weights needs no other file to use them.
+Every network takes images as uint8 (or as floats from 0 to 255) and normalises them itself. Mean and standard
+deviation are buffers, so a file with the weights is all that is needed for predictions. To add a network,
+write its class and add the class to `MODELS`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
+from fedseal.config.sections import ModelSettings
 from fedseal.errors import UserError
-from fedseal.settings import Settings
 
 Norm = Literal["none", "batch", "group"]
 
 
-class ModelSettings(Settings):
-    """The `[model]` section."""
-
-    name: Literal["lenet", "resnet9", "resnet18"] = Field("lenet", description="the network")
-    norm: Norm = Field("none", description="normalisation after convolutions: none, batch or group")
-    width: int = Field(64, ge=4, multiple_of=4, description="channels of a ResNet's first layer")
-    stem: Literal["small", "large"] = Field(
-        "small", description="ResNet-18's first layer: 3×3 stride 1, or 7×7 stride 2 with max-pool"
-    )
-
-
 class Network(nn.Module):
-    """Normalisation, then a body."""
+    """Normalisation of the images, followed by one of the networks in `MODELS`."""
 
     mean: Tensor
     std: Tensor
@@ -47,11 +36,11 @@ class Network(nn.Module):
         return logits
 
 
-class Pool(nn.Module):
-    """Max-pool of 2×2: the same as PyTorch's to the bit, faster where nothing learns (`bench/predict.py`).
+class MaxPool(nn.Module):
+    """2×2 max-pooling, bit-identical to PyTorch's and faster without gradients (see `bench/predict.py`).
 
-    PyTorch's is slow where channels come last and are few. Training has it, since which of several equal
-    pixels gets the gradient is its own rule.
+    PyTorch's kernel is slow on channels-last tensors with few channels. Training still uses it, because
+    PyTorch defines which of several equal pixels receives the gradient.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -63,21 +52,21 @@ class Pool(nn.Module):
 
 
 class LeNet(nn.Module):
-    """Two 5×5 convolutions (6 and 16 channels), then 120, 84 and M units.
+    """Two 5×5 convolutions (6 and 16 channels), then layers of 120, 84 and M units.
 
-    ReLU comes after the pool: the same function, a quarter of the work.
+    ReLU follows the pooling: the result is the same as before it, for a quarter of the work.
     """
 
-    def __init__(self, channels: int, size: int, classes: int, norm: Norm) -> None:
+    def __init__(self, channels: int, size: int, classes: int, settings: ModelSettings) -> None:
         super().__init__()
-        padding = 2 if size <= 28 else 0  # 28×28 is padded to the 32×32 the network was made for
+        padding = 2 if size <= 28 else 0  # LeNet expects 32×32, so 28×28 is padded to that
         side = ((size + 2 * padding - 4) // 2 - 4) // 2
         if side < 1:
             raise UserError(f"LeNet needs images of at least 12×12, not {size}×{size}: raise data.size.")
         self.conv1 = nn.Conv2d(channels, 6, 5, padding=padding)
         self.conv2 = nn.Conv2d(6, 16, 5)
-        self.norm1, self.norm2 = _norm(norm, 6), _norm(norm, 16)
-        self.pool = Pool()
+        self.norm1, self.norm2 = _norm(settings.norm, 6), _norm(settings.norm, 16)
+        self.pool = MaxPool()
         self.fc1 = nn.Linear(16 * side * side, 120)
         self.fc2 = nn.Linear(120, 84)
         self.fc3 = nn.Linear(84, classes)
@@ -92,7 +81,7 @@ class LeNet(nn.Module):
 def _norm(kind: Norm, channels: int) -> nn.Module:
     if kind == "batch":
         return nn.BatchNorm2d(channels)
-    if kind == "group":  # 32 groups as in FedRGD, fewer where the network is narrower
+    if kind == "group":  # 32 groups as in FedRGD, fewer in layers with fewer channels
         return nn.GroupNorm(next(g for g in (32, 16, 8, 4, 2) if channels % g == 0), channels)
     return nn.Identity()
 
@@ -103,20 +92,20 @@ def _conv(inputs: int, outputs: int, norm: Norm, stride: int = 1) -> nn.Sequenti
 
 
 class ResNet9(nn.Module):
-    """The table of the paper's appendix, with FedMatch's residual connections and no biases in it."""
+    """The table in the paper's appendix, without biases and with the residual connections of FedMatch."""
 
-    def __init__(self, channels: int, size: int, classes: int, norm: Norm, width: int) -> None:
+    def __init__(self, channels: int, size: int, classes: int, settings: ModelSettings) -> None:
         super().__init__()
         if size < 32 or size % 32:
             raise UserError(
                 f"ResNet-9 needs images of 32×32 (or a multiple), not {size}×{size}: set data.size."
             )
-        w = width
+        w, norm = settings.width, settings.norm
         self.conv1, self.conv2 = _conv(channels, w, norm), _conv(w, 2 * w, norm)
         self.conv3, self.conv4 = _conv(2 * w, 2 * w, norm), _conv(2 * w, 2 * w, norm)
         self.conv5, self.conv6 = _conv(2 * w, 4 * w, norm), _conv(4 * w, 8 * w, norm)
         self.conv7, self.conv8 = _conv(8 * w, 8 * w, norm), _conv(8 * w, 8 * w, norm)
-        self.pool = Pool()
+        self.pool = MaxPool()
         self.last_pool = nn.MaxPool2d(size // 8)
         self.fc = nn.Linear(8 * w, classes, bias=False)
 
@@ -130,10 +119,10 @@ class ResNet9(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions around which the input goes by.
+    """Two 3×3 convolutions with a shortcut around them.
 
-    The shortcut's 1×1 convolution gets only the pixels that a stride would let it see: a stride of its own
-    goes wrong in oneDNN, up to crashes, where channels are few (uxlfoundation/oneDNN, issue 6035).
+    The shortcut applies its stride by slicing. With few channels, a 1×1 convolution with a stride gives wrong
+    results or crashes in oneDNN (uxlfoundation/oneDNN, issue 6035).
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
@@ -153,15 +142,16 @@ class BasicBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """He et al. 2016 with two basic blocks at each of four widths."""
+    """He et al. (2016), with two basic blocks at each of four widths."""
 
-    def __init__(self, channels: int, size: int, classes: int, norm: Norm, width: int, stem: str) -> None:
+    def __init__(self, channels: int, size: int, classes: int, settings: ModelSettings) -> None:
         super().__init__()
-        if stem == "large" and norm == "batch" and size < 64:  # its last maps are 1×1
+        w, norm, stem = settings.width, settings.norm, settings.stem
+        if stem == "large" and norm == "batch" and size < 64:  # the last feature maps would be 1×1
             raise UserError(
-                f"The large stem with batch norm needs 64×64 images, not {size}×{size}: use 'small'."
+                f"model.stem = 'large' with batch normalisation needs images of at least 64×64, not"
+                f" {size}×{size}: set model.stem to 'small' or raise data.size."
             )
-        w = width
         self.stem: nn.Module = _conv(channels, w, norm)
         if stem == "large":
             seven = nn.Conv2d(channels, w, 7, 2, padding=3, bias=False)
@@ -177,7 +167,15 @@ class ResNet18(nn.Module):
         return logits
 
 
-def build(
+# Each entry takes channels, size, classes and the `[model]` section.
+MODELS: dict[str, Callable[[int, int, int, ModelSettings], nn.Module]] = {
+    "lenet": LeNet,
+    "resnet9": ResNet9,
+    "resnet18": ResNet18,
+}
+
+
+def build_network(
     settings: ModelSettings,
     *,
     channels: int,
@@ -187,18 +185,12 @@ def build(
     std: Sequence[float],
     seed: int,
 ) -> Network:
-    """A freshly initialised network, the same for the same seed."""
+    """A newly initialised network. The seed alone decides its weights."""
+    if settings.name not in MODELS:
+        raise UserError(f"model.name is '{settings.name}', but must be one of {', '.join(MODELS)}.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        body: nn.Module
-        match settings.name:
-            case "lenet":
-                body = LeNet(channels, size, classes, settings.norm)
-            case "resnet9":
-                body = ResNet9(channels, size, classes, settings.norm, settings.width)
-            case "resnet18":
-                body = ResNet18(channels, size, classes, settings.norm, settings.width, settings.stem)
-        network = Network(body, mean, std)
+        network = Network(MODELS[settings.name](channels, size, classes, settings), mean, std)
     # Channels-last weights train LeNet 1.75 × as fast on a CPU.
     for parameter in network.parameters():
         if parameter.dim() == 4:
@@ -207,8 +199,8 @@ def build(
 
 
 def refuse_batch_norm(model: nn.Module, method: str) -> None:
-    """For methods whose clients' weights can be averaged only where there are no running statistics."""
+    """For methods that average clients' weights, which excludes running statistics."""
     if any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
         raise UserError(
-            f"{method} does not go with batch normalisation: set model.norm to 'group' or 'none'."
+            f"{method} does not support batch normalisation: set model.norm to 'group' or 'none'."
         )

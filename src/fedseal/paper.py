@@ -1,7 +1,7 @@
-"""The equations of the FedSEAL paper (Bian, Fu, Xu), one pure function each.
+"""The equations of the FedSEAL paper (Bian, Fu, Xu 2021, arXiv 2110.07829), one pure function each.
 
-Numbers are those of the paper in order of appearance; Eq. 2 is `fedseal.weights.average`, and Eqs. 4
-and 16, the mini-batch steps, are `fedseal.learn.fit`. Shapes: n images, M classes.
+The numbers are the paper's, in order of appearance. Eq. 2 is `fedseal.aggregate.mean`; Eqs. 4 and 16, the
+mini-batch steps, are `fedseal.learn.fit`. Shapes: n images, M classes.
 """
 
 from typing import Literal
@@ -22,10 +22,9 @@ def server_loss(logits: Tensor, labels: Tensor) -> Tensor:
 def thresholds(probs: Tensor, labels: Tensor, denominator: Denominator) -> Tensor:
     """Eq. 5: τ per class from the validation images' confidences [n, M] and labels [n].
 
-    `true-count` divides by the number of images that *are* of class m, as printed, so that an
-    over-predicted class may get a τ above 1; `predicted-count` divides by the number *predicted* as m,
-    which makes τ their mean confidence. A class whose denominator is 0 gets the mean of the others
-    (1 if there are none).
+    `true-count` divides by the number of images *of* class m, as printed; an over-predicted class may then
+    get a τ above 1. `predicted-count` divides by the number *predicted* as m, so τ is their mean confidence.
+    A class whose denominator is 0 gets the mean of the others, or 1 if all are 0.
     """
     classes = probs.shape[1]
     confidence, predicted = probs.max(dim=1)
@@ -44,7 +43,7 @@ def ensemble_mean(probs: Tensor) -> Tensor:
 
 
 def ensemble_update(mean: Tensor, probs: Tensor, count: Tensor) -> Tensor:
-    """Eq. 8: p̄ after one more model, `count` [n] being the number of models with this one included."""
+    """Eq. 8: p̄ after one more model; `count` [n] is the number of models including this one."""
     t = count.to(probs.dtype).unsqueeze(1)
     return (t - 1) / t * mean + probs / t
 
@@ -61,7 +60,7 @@ def positive_set(mean: Tensor, tau: Tensor) -> Tensor:
 
 
 def complementary_labels(mean: Tensor, theta: float, generator: torch.Generator) -> Tensor:
-    """Eq. 11: y⁻, drawn uniformly among the classes with p̄ ≤ θ; −1 where there is none."""
+    """Eq. 11: y⁻, drawn uniformly among the classes with p̄ ≤ θ; −1 if no class qualifies."""
     allowed = mean <= theta
     draw = torch.rand(mean.shape, generator=generator).masked_fill(~allowed, -1.0)
     return draw.argmax(dim=1).masked_fill(~allowed.any(dim=1), -1)
@@ -88,8 +87,8 @@ def positive_loss(logits: Tensor, target: Tensor) -> Tensor:
 def negative_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Eq. 15: mean of −log(1 − p_y) on plain images; zero for an empty set.
 
-    1 − p_y is the others' share of the softmax, so that −log(1 − p_y) = softplus(z_y − log Σ_{m≠y} e^{z_m}):
-    finite, with a gradient, however wrong and confident the model is.
+    1 − p_y is the other classes' share of the softmax, so −log(1 − p_y) = softplus(z_y − log Σ_{m≠y}
+    e^{z_m}). In this form the loss is finite and has a gradient however confident a wrong model is.
     """
     others = logits.masked_fill(one_hot(labels, logits.shape[1]).bool(), -torch.inf).logsumexp(dim=1)
     own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
@@ -97,7 +96,7 @@ def negative_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def positive_weight(schedule: Schedule, start: float, t: int, rate: float = 0.95, until: int = 100) -> float:
-    """λ of round t ≥ 1: the text says that it grows, the tables say "decay rate 0.95 until round 100"."""
+    """λ of round t ≥ 1. The text says that it grows; the tables say "decay rate 0.95 until round 100"."""
     decay = rate ** min(t, until)
     match schedule:
         case "approach-one":

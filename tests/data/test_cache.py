@@ -1,4 +1,4 @@
-"""The cache of decoded images: whole or absent, verified, and safe when two processes write it."""
+"""The cache of decoded images: atomic, verified, and safe when two processes write it."""
 
 import errno
 import json
@@ -39,9 +39,9 @@ def same(a: Pool, b: Pool) -> bool:
 
 
 def test_round_trip_is_exact_mapped_and_read_only(home: Path) -> None:
-    assert cache.load("k") is None and cache.origin("k") is None
+    assert cache.load_cached("k") is None and cache.origin("k") is None
     stored = cache.store("k", make(), "a test")
-    loaded = cache.load("k")
+    loaded = cache.load_cached("k")
     assert loaded is not None and same(stored, make()) and same(loaded, make())
     assert isinstance(loaded.pixels, np.memmap) and not loaded.pixels.flags.writeable
     assert loaded.labels.dtype == np.int64
@@ -57,11 +57,11 @@ def test_arrays_in_any_memory_order_are_stored(home: Path) -> None:
 
 
 def test_second_use_does_not_build() -> None:
-    cache.cached("k", lambda: (make(), ""))
-    assert same(cache.cached("k", lambda: pytest.fail("built again")), make())
+    cache.get_or_build("k", lambda: (make(), ""))
+    assert same(cache.get_or_build("k", lambda: pytest.fail("built twice")), make())
 
 
-def test_location_falls_back_to_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_default_folder_is_in_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("FEDSEAL_DATA")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache.root() == tmp_path / ".cache" / "fedseal"
@@ -73,15 +73,15 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(data)
 
 
-def cut(path: Path) -> None:
+def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-40])
 
 
-def lie(path: Path) -> None:
+def change_class(path: Path) -> None:
     path.write_text(path.read_text().replace('"a"', '"z"'))
 
 
-def age(path: Path) -> None:
+def set_old_format(path: Path) -> None:
     outer = json.loads(path.read_text())
     outer["about"]["format"] = 0
     outer["sha256"] = cache._digest(outer["about"])
@@ -89,56 +89,56 @@ def age(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "harm"),
+    ("file", "damage"),
     [
         ("pixels.npy", flip_a_byte),
-        ("pixels.npy", cut),
+        ("pixels.npy", truncate),
         ("pixels.npy", Path.unlink),
         ("labels.npy", flip_a_byte),
-        ("about.json", lie),
-        ("about.json", age),
+        ("about.json", change_class),
+        ("about.json", set_old_format),
         ("about.json", lambda path: path.write_text("[]")),
         ("about.json", lambda path: path.write_bytes(b"\xff\xfe")),
         ("about.json", Path.unlink),
     ],
 )
-def test_damaged_cache_is_rebuilt_with_a_warning(home, file, harm, caplog) -> None:  # type: ignore[no-untyped-def]
+def test_damaged_cache_is_rebuilt_with_a_warning(home, file, damage, caplog) -> None:  # type: ignore[no-untyped-def]
     cache.store("k", make(), "")
-    harm(home / "k" / file)
+    damage(home / "k" / file)
     with caplog.at_level(logging.WARNING, "fedseal"):
-        assert same(cache.cached("k", lambda: (make(), "")), make())
-    assert "built again" in caplog.text and str(home / "k") in caplog.text
-    assert cache.load("k") is not None
+        assert same(cache.get_or_build("k", lambda: (make(), "")), make())
+    assert "will be rebuilt" in caplog.text and str(home / "k") in caplog.text
+    assert cache.load_cached("k") is not None
     assert [path.name for path in home.iterdir()] == ["k"]
 
 
-def test_file_in_the_place_of_a_cache_is_replaced(home: Path) -> None:
+def test_a_file_with_the_name_of_a_cache_is_replaced(home: Path) -> None:
     home.mkdir()
     (home / "k").write_text("no folder")
-    assert same(cache.cached("k", lambda: (make(), "")), make())
+    assert same(cache.get_or_build("k", lambda: (make(), "")), make())
 
 
-def test_first_one_stays_unless_replaced(home: Path) -> None:
+def test_the_first_pool_stays_unless_replaced(home: Path) -> None:
     cache.store("k", make(seed=1), "")
     assert same(cache.store("k", make(seed=2), ""), make(seed=1))
-    held = cache.load("k")
+    held = cache.load_cached("k")
     assert same(cache.store("k", make(seed=2), "", replace=True), make(seed=2))
-    assert held is not None and same(held, make(seed=1))  # an open map outlives its files
+    assert held is not None and same(held, make(seed=1))  # an open memory map outlives its files
 
 
-def test_full_disk_is_named_and_leaves_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported_and_nothing_is_left(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: object, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(cache._Hashing, "write", full)
-    with pytest.raises(UserError, match="no space left for") as caught:
+    with pytest.raises(UserError, match="No space left on the disk of") as caught:
         cache.store("k", make(), "")
     assert str(home) in str(caught.value) and "FEDSEAL_DATA" in str(caught.value)
     assert list(home.iterdir()) == []
 
 
-def test_really_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system of 1 MB, where this user may mount one."""
+def test_real_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system of 1 MB, if this user may mount one."""
     small = tmp_path / "small"
     small.mkdir()
     try:
@@ -147,24 +147,24 @@ def test_really_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     except FileNotFoundError:
         mounted = False
     if not mounted:
-        pytest.skip("may not mount a small file system here")
+        pytest.skip("cannot mount a small file system here")
     try:
         monkeypatch.setenv("FEDSEAL_DATA", str(small))
-        with pytest.raises(UserError, match="no space left for"):
+        with pytest.raises(UserError, match="No space left on the disk of"):
             cache.store("k", make(100_000), "")
         assert list(small.iterdir()) == []
     finally:
         subprocess.run(["umount", str(small)], check=True)
 
 
-def test_folder_that_cannot_be_made_is_named(home: Path) -> None:
+def test_folder_that_cannot_be_created_is_named(home: Path) -> None:
     home.write_text("in the way")
-    with pytest.raises(UserError, match="cannot write to") as caught:
+    with pytest.raises(UserError, match="Cannot write to") as caught:
         cache.store("k", make(), "")
     assert str(home) in str(caught.value)
 
 
-def test_leftovers_of_killed_processes_go(home: Path) -> None:
+def test_leftovers_of_killed_processes_are_removed(home: Path) -> None:
     old, new = home / ".work-old", home / ".work-new"
     old.mkdir(parents=True)
     new.mkdir()
@@ -174,7 +174,7 @@ def test_leftovers_of_killed_processes_go(home: Path) -> None:
 
 
 def build_beside_another(me: str, folder: Path) -> None:
-    """Build only when the other process is at it, too, so that both store."""
+    """Waits until the other process builds too, so that both store."""
 
     def build() -> tuple[Pool, str]:
         (folder / me).touch()
@@ -182,7 +182,7 @@ def build_beside_another(me: str, folder: Path) -> None:
             time.sleep(0.002)
         return make(20_000), me
 
-    assert same(cache.cached("both", build), make(20_000))
+    assert same(cache.get_or_build("both", build), make(20_000))
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -190,22 +190,25 @@ def test_two_processes_at_once(home: Path, tmp_path: Path, damaged: bool) -> Non
     if damaged:
         cache.store("both", make(), "")
         flip_a_byte(home / "both" / "pixels.npy")
-    fork = multiprocessing.get_context("fork")  # importing everything anew would take seconds
+    fork = multiprocessing.get_context("fork")  # a new interpreter would take seconds to import everything
     processes = [fork.Process(target=build_beside_another, args=(me, tmp_path)) for me in "ab"]
     for process in processes:
         process.start()
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0]
-    assert cache.load("both") is not None and cache.origin("both") in ("a", "b")
+    assert cache.load_cached("both") is not None and cache.origin("both") in ("a", "b")
     assert [path.name for path in home.iterdir()] == ["both"]
 
 
-def test_fingerprint_sees_names_sizes_and_times(tmp_path: Path) -> None:
-    file = tmp_path / "f"
-    file.write_bytes(b"1")
-    os.utime(file, ns=(5, 5))
-    first = cache.fingerprint(tmp_path, [file])
-    assert first == cache.fingerprint(tmp_path, [file])
-    os.utime(file, ns=(5, 6))
-    assert first != cache.fingerprint(tmp_path, [file])
+def test_files_state_depends_on_names_sizes_and_times(tmp_path: Path) -> None:
+    file, other = tmp_path / "f", tmp_path / "g"
+
+    def state(path: Path, content: bytes, changed: int) -> str:
+        path.write_bytes(content)
+        os.utime(path, ns=(5, changed))
+        return cache.files_state(tmp_path, [path])
+
+    first = state(file, b"1", 5)
+    assert first == state(file, b"1", 5)
+    assert len({first, state(file, b"1", 6), state(file, b"12", 5), state(other, b"1", 5)}) == 4

@@ -1,4 +1,4 @@
-"""One's own images in folders: what is read, what is skipped, and what is refused."""
+"""Images in folders: what is read, what is skipped, and what is refused."""
 
 import logging
 import os
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedseal.data import cache, folders
+from fedseal.data import cache, decode, folders
+from fedseal.data.pool import Pool
 from fedseal.errors import UserError
 
 RED, BLUE = (200, 10, 10), (10, 10, 200)
@@ -46,7 +47,7 @@ def data(tmp_path: Path) -> Path:
     return root
 
 
-def read(root: Path, **options: int) -> folders.Pool:
+def read(root: Path, **options: int) -> Pool:
     return folders.read_folders(root, **({"size": 8, "channels": 3} | options))  # type: ignore[arg-type]
 
 
@@ -75,7 +76,7 @@ def test_grey_and_resized(data: Path) -> None:
 
 def test_second_start_decodes_nothing(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = read(data)
-    monkeypatch.setattr(folders, "decode", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr(decode, "decode_image", lambda *_: pytest.fail("decoded again"))
     again = read(data)
     assert np.array_equal(first.pixels, again.pixels) and first.parts == again.parts
 
@@ -87,8 +88,8 @@ def test_changed_file_is_read_again(data: Path) -> None:
     assert not np.array_equal(before, read(data).pixels[0])
 
 
-def test_former_states_of_a_folder_are_kept_for_a_week(data: Path, home: Path) -> None:
-    """A run that began with one of them opens it again for each new worker."""
+def test_earlier_states_of_a_folder_are_kept_for_a_week(data: Path, home: Path) -> None:
+    """A run that started with one of them opens it again for each new worker."""
     read(data, size=5)
     for number in range(3):
         paint(data / "clients" / "ward-1" / f"new-{number}.png", BLUE)
@@ -96,7 +97,7 @@ def test_former_states_of_a_folder_are_kept_for_a_week(data: Path, home: Path) -
     assert len(list(home.glob("folders-*"))) == 4
     for path in home.glob("folders-*"):
         os.utime(path, (0, 0))
-    read(data)  # the present state; those before it go, that of another size stays
+    read(data)  # removes the earlier states, but not that of another size
     assert len(list(home.glob("folders-*"))) == 2
 
 
@@ -112,11 +113,11 @@ def test_a_linked_folder_is_read_again_when_it_changes(data: Path, tmp_path: Pat
 def test_new_empty_client_is_noticed_despite_the_cache(data: Path) -> None:
     read(data)
     (data / "clients" / "ward-3").mkdir()
-    with pytest.raises(UserError, match="client 'ward-3' has no usable image"):
+    with pytest.raises(UserError, match="Client 'ward-3' has no readable image"):
         read(data)
 
 
-def test_no_images_are_skipped_counted_and_named(data: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_files_are_skipped_counted_and_named(data: Path, caplog: pytest.LogCaptureFixture) -> None:
     (data / "server" / "cat" / "notes.txt").write_text("not an image")
     whole = (data / "server" / "dog" / "0.png").read_bytes()
     (data / "clients" / "ward-1" / "cut.png").write_bytes(whole[: len(whole) // 2])
@@ -137,7 +138,7 @@ def test_no_images_are_skipped_counted_and_named(data: Path, caplog: pytest.LogC
 
 
 def png_of(width: int, height: int) -> bytes:
-    """A tiny file that claims to be huge."""
+    """A small file that declares a huge image."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -151,7 +152,7 @@ def png_of(width: int, height: int) -> bytes:
     )
 
 
-def test_image_bomb_is_skipped(data: Path) -> None:
+def test_decompression_bomb_is_skipped(data: Path) -> None:
     (data / "clients" / "ward-2" / "bomb.png").write_bytes(png_of(60_000, 60_000))
     assert [Path(name).name for name in read(data).skipped] == ["bomb.png"]
 
@@ -176,21 +177,37 @@ def drop(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "message", "culprit"),
+    ("change", "message", "culprit"),
     [
         (lambda d: drop(d / "server"), "has no server/", ""),
         (lambda d: drop(d / "clients"), "has no clients/", ""),
-        (lambda d: empty(d / "server" / "dog"), "class 'dog' has no usable image", "server/dog"),
-        (lambda d: drop(d / "server" / "dog"), "at least two folders", "server"),
-        (lambda d: [drop(d / "clients" / w) for w in ("ward-1", "ward-2")], "has no client", "clients"),
-        (lambda d: empty(d / "clients" / "ward-2"), "client 'ward-2' has no usable image", "clients/ward-2"),
-        (lambda d: paint(d / "test" / "cow" / "c.png"), "is no class", "test/cow"),
-        (lambda d: [drop(c) for c in (d / "test").iterdir()], "called like their class", "test"),
-        (lambda d: paint(d / "validation" / "cow" / "c.png"), "is no class", "validation/cow"),
+        (lambda d: empty(d / "server" / "dog"), "Class 'dog' has no readable image", "server/dog"),
+        (
+            lambda d: drop(d / "server" / "dog"),
+            "a folder for each of two or more classes, but has 1",
+            "server",
+        ),
+        (
+            lambda d: [drop(d / "clients" / w) for w in ("ward-1", "ward-2")],
+            "is empty: add one folder for each client",
+            "clients",
+        ),
+        (
+            lambda d: empty(d / "clients" / "ward-2"),
+            "Client 'ward-2' has no readable image",
+            "clients/ward-2",
+        ),
+        (lambda d: paint(d / "test" / "cow" / "c.png"), "is not one of the classes cat, dog", "test/cow"),
+        (lambda d: [drop(c) for c in (d / "test").iterdir()], "one folder for each class", "test"),
+        (
+            lambda d: paint(d / "validation" / "cow" / "c.png"),
+            "is not one of the classes cat, dog",
+            "validation/cow",
+        ),
     ],
 )
-def test_refused_folders_are_named(data: Path, home: Path, harm, message: str, culprit: str) -> None:  # type: ignore[no-untyped-def]
-    harm(data)
+def test_refused_folders_are_named(data: Path, home: Path, change, message: str, culprit: str) -> None:  # type: ignore[no-untyped-def]
+    change(data)
     with pytest.raises(UserError, match=message) as caught:
         read(data)
     assert str(data / culprit) in str(caught.value)
@@ -199,23 +216,23 @@ def test_refused_folders_are_named(data: Path, home: Path, harm, message: str, c
 
 
 def test_missing_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no folder"):
+    with pytest.raises(UserError, match="There is no folder"):
         read(tmp_path / "nowhere")
 
 
-def test_client_with_broken_files_only(data: Path) -> None:
+def test_client_with_only_broken_files(data: Path) -> None:
     empty(data / "clients" / "ward-2")
     (data / "clients" / "ward-2" / "a.png").write_text("no")
-    with pytest.raises(UserError, match="client 'ward-2' has no usable image"):
+    with pytest.raises(UserError, match="Client 'ward-2' has no readable image"):
         read(data)
 
 
-def test_a_link_to_nothing_is_skipped(data: Path) -> None:
+def test_a_broken_link_is_skipped(data: Path) -> None:
     (data / "clients" / "ward-1" / "gone.png").symlink_to(data / "nowhere.png")
     assert [Path(name).name for name in read(data).skipped] == ["gone.png"]
 
 
-def test_image_of_the_right_size_is_untouched(tmp_path: Path) -> None:
+def test_image_of_the_right_size_is_unchanged(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "i.png")
     assert np.array_equal(folders.read_image(tmp_path / "i.png", 8, 3), pixels.transpose(2, 0, 1))
@@ -228,7 +245,7 @@ def test_wide_image_is_cropped_in_the_middle(tmp_path: Path) -> None:
     assert folders.read_image(tmp_path / "i.png", 10, 3).min() == 255
 
 
-def test_shrinking_averages(tmp_path: Path) -> None:
+def test_shrinking_is_antialiased(tmp_path: Path) -> None:
     """A fine chequerboard becomes grey; without antialiasing it would stay black or white."""
     board = (np.indices((64, 64)).sum(axis=0) % 2 * 255).astype(np.uint8)
     Image.fromarray(board).save(tmp_path / "i.png")
@@ -236,7 +253,7 @@ def test_shrinking_averages(tmp_path: Path) -> None:
     assert small.min() > 110 and small.max() < 145
 
 
-def test_turned_photo_is_turned_back(tmp_path: Path) -> None:
+def test_images_are_rotated_according_to_exif(tmp_path: Path) -> None:
     pixels = np.zeros((8, 8, 3), dtype=np.uint8)
     pixels[:4] = 255
     exif = Image.Exif()
@@ -260,28 +277,28 @@ def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:
     assert set(folders.read_image(tmp_path / "i.png", 8, 1).ravel().tolist()) == {128}
 
 
-def test_read_image_names_what_it_cannot_read(tmp_path: Path) -> None:
+def test_read_image_names_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("no image")
-    with pytest.raises(UserError, match=r"a\.txt is not an image"):
+    with pytest.raises(UserError, match=r"a\.txt is not a readable image"):
         folders.read_image(tmp_path / "a.txt", 8, 3)
-    with pytest.raises(UserError, match="there is no image"):
+    with pytest.raises(UserError, match="There is no image"):
         folders.read_image(tmp_path / "none.png", 8, 3)
-    with pytest.raises(UserError, match="is not an image"):
+    with pytest.raises(UserError, match="is not a readable image"):
         folders.read_image(tmp_path, 8, 3)
 
 
-def test_a_single_side(data: Path) -> None:
+def test_single_parts(data: Path) -> None:
     server = folders.read_labelled(data / "server", size=8, channels=3)
     assert server.classes == ("cat", "dog") and server.labels.tolist() == [0] * 4 + [1] * 4
     test = folders.read_labelled(data / "validation", server.classes, size=8, channels=3)
     assert test.labels.tolist() == [1]
     client = folders.read_unlabelled(data / "clients" / "ward-1", size=8, channels=3)
     assert client.pixels.shape == (2, 3, 8, 8) and client.labels.tolist() == [-1, -1]
-    with pytest.raises(UserError, match="there is no folder"):
+    with pytest.raises(UserError, match="There is no folder"):
         folders.read_unlabelled(data / "clients" / "nobody", size=8, channels=3)
 
 
-def test_order_is_that_of_the_names_and_threads_do_not_change_it(tmp_path: Path) -> None:
+def test_files_are_in_the_order_of_their_names_for_any_number_of_threads(tmp_path: Path) -> None:
     for i in np.random.default_rng(0).permutation(300):
         paint(tmp_path / "c" / f"{i % 7}" / f"{i:03d}.png", int(i % 256), (4, 4), "L")
     one = folders.read_unlabelled(tmp_path / "c", size=4, channels=1, workers=1, progress=False)
@@ -291,7 +308,7 @@ def test_order_is_that_of_the_names_and_threads_do_not_change_it(tmp_path: Path)
     assert np.array_equal(one.pixels, many.pixels)
 
 
-def test_cache_says_where_it_is_from(data: Path, home: Path) -> None:
+def test_the_cache_records_the_origin(data: Path, home: Path) -> None:
     read(data)
     (key,) = (path.name for path in home.iterdir())
     assert cache.origin(key) == f"the folder {data}"

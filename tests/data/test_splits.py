@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from fedseal.config.sections import DataSettings
 from fedseal.data.partition import fedmatch_mixes, shuffle
 from fedseal.data.pool import Pool
-from fedseal.data.splits import DataSettings, fingerprint, split, stream
+from fedseal.data.splits import split, split_fingerprint, stream
 from fedseal.errors import UserError
 
 SVHN = [4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659]
@@ -18,7 +19,7 @@ SVHN_TEST = [1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595]
 
 
 def make_pool(**class_counts):
-    """A pool of 2 x 2 images with these class counts in each part (`clients_x` for `clients/x`), mixed."""
+    """A shuffled pool of 2 x 2 images with these class counts in each part (`clients_x` for `clients/x`)."""
     labels, parts, start = [], {}, 0
     for name, counts in class_counts.items():
         part = np.repeat(np.arange(len(counts)), counts)
@@ -62,7 +63,7 @@ def test_fashion_mnist(fashion, partition):
     if partition == "iid":
         assert (counts == 120).all()
         assert (tests == 30).all()
-    else:  # 300 test images follow the 1,200: a quarter of every count
+    else:  # 300 test images for 1,200 images: a quarter of every count
         assert np.abs(tests - counts / 4).max() < 1
         assert counts.max() > 300
 
@@ -85,7 +86,9 @@ def test_cifar10(partition):
     assert per_class(pool, federation.tests["test"]) == [300] * 10
     assert list(federation.tests) == ["test"]
     assert_disjoint(federation)
-    assert len(federation.labelled) + sum(map(len, federation.clients)) == 54_000  # all that is left is used
+    assert (
+        len(federation.labelled) + sum(map(len, federation.clients)) == 54_000
+    )  # all remaining images are used
     ideal = 490 * (np.full((100, 10), 0.1) if partition == "iid" else fedmatch_mixes()[np.arange(100) % 10])
     counts = np.array([per_class(pool, images) for images in federation.clients])
     assert (counts.sum(axis=1) == 490).all()
@@ -109,7 +112,7 @@ def test_svhn():
 
 
 def test_golden(fashion):
-    """A changed number here means that everybody's runs with this seed get other data."""
+    """A changed number here means that all results change: runs with this seed get other data."""
     federation = split(fashion, DataSettings(test_per_client=300), seed=0)
     assert federation.labelled[:5].tolist() == [61, 131, 441, 536, 567]
     assert federation.validation[:5].tolist() == [91, 318, 563, 728, 899]
@@ -128,7 +131,7 @@ def test_streams_are_the_same_everywhere():
     assert stream(0, "server").random() != stream(0, "deal").random()
 
 
-def test_the_servers_images_depend_on_nothing_but_the_seed(fashion):
+def test_the_servers_images_depend_only_on_the_seed(fashion):
     base = split(fashion, DataSettings(), seed=0)
     for change in (
         {"clients": 7},
@@ -153,7 +156,7 @@ def test_test_sets_do_not_change_the_clients(fashion):
         np.testing.assert_array_equal(one, two)
 
 
-def test_labels_that_do_not_divide_differ_by_one(fashion):
+def test_labels_per_class_differ_by_at_most_one(fashion):
     federation = split(fashion, DataSettings(labels=503), seed=0)
     assert per_class(fashion, federation.labelled) == [51] * 3 + [50] * 7
 
@@ -198,7 +201,7 @@ def test_any_split_is_disjoint_and_exact_or_a_clear_error(
 
 
 def test_a_pool_used_up_completely():
-    """20 of each of 2 classes: 4 labelled, 4 validation, 4 x 8 to clients leave none."""
+    """20 images in each of 2 classes: 4 labelled, 4 for validation and 4 x 8 for clients are all of them."""
     pool = make_pool(train=[20, 20], test=[5, 5])
     data = DataSettings(labels=4, validation=4, clients=4, images_per_client=8, alpha=0.05)
     federation = split(pool, data, seed=3)
@@ -214,7 +217,7 @@ def test_a_pool_used_up_completely():
         ({"labels": 5}, r"data\.labels = 5 .* 10 or more"),
         (
             {"labels": 500},
-            r"class 'class 0' has 30 images, but 50 labelled and 2 for validation.*data\.labels",
+            r"Class 'class 0' has 30 images, but 50 labelled and 2 for validation.*data\.labels",
         ),
         ({"validation": 290}, r"29 for validation.*data\.validation"),
         ({"clients": 50}, r"50 clients with 10 images each need 500 .* only 180"),
@@ -229,7 +232,7 @@ def test_errors_name_the_key(change, message):
         split(pool, DataSettings(**data), seed=0)
 
 
-def test_a_pool_without_test_part_needs_a_held_out_one():
+def test_a_pool_without_a_test_set_needs_a_held_out_one():
     pool = make_pool(train=[30] * 2)
     data = {"labels": 4, "validation": 4, "clients": 2, "images_per_client": 5}
     with pytest.raises(UserError, match=r"data\.held_out_test"):
@@ -237,21 +240,21 @@ def test_a_pool_without_test_part_needs_a_held_out_one():
     assert per_class(pool, split(pool, DataSettings(**data, held_out_test=10), 0).tests["test"]) == [5, 5]
 
 
-def test_validation_without_a_class_warns(fashion, caplog):
+def test_missing_validation_class_warns(fashion, caplog):
     with caplog.at_level(logging.WARNING, "fedseal"):
         split(fashion, DataSettings(), seed=0)
         assert not caplog.messages
         split(fashion, DataSettings(validation=8), seed=0)
-    [said] = caplog.messages
-    assert said == "no validation image of 'class 8', 'class 9': add some, or raise data.validation"
+    [message] = caplog.messages
+    assert message == "no validation image of 'class 8', 'class 9': add some, or raise data.validation"
 
 
 def folders(**change):
     return DataSettings(source="folders", path="mine", **change)
 
 
-def test_folders_are_taken_as_they_are():
-    """Of 30 and 20 labelled images a fifth, 10, is held out: 1 each and the other 8 as 3:2, 4.8 and 3.2."""
+def test_folders_define_the_split():
+    """A fifth of the 30 + 20 labelled images is held out: 1 of each class, and 8 as 3:2 (4.8 and 3.2)."""
     pool = make_pool(server=[30, 20], clients_a=[5, 9], clients_b=[0, 4], test=[3, 3])
     federation = split(pool, folders(), seed=0)
     assert per_class(pool, federation.validation) == [6, 4]
@@ -263,7 +266,7 @@ def test_folders_are_taken_as_they_are():
     assert len(split(pool, folders(validation=7), seed=0).validation) == 7
 
 
-def test_clients_of_folders_need_no_labels():
+def test_client_folders_need_no_labels():
     pool = make_pool(server=[3, 2], clients_a=[4, 4])
     pool.labels[5:] = -1
     federation = split(pool, folders(), seed=0)
@@ -278,7 +281,7 @@ def test_folders_with_a_validation_folder(caplog):
     assert per_class(pool, federation.labelled) == [1, 2]
     assert per_class(pool, federation.validation) == [3, 0]
     assert caplog.messages == [
-        "data.validation = 2 is not used: there is a validation folder",
+        "data.validation = 2 is ignored: there is a validation folder",
         "no validation image of 'class 1': add some, or raise data.validation",
     ]
 
@@ -286,9 +289,9 @@ def test_folders_with_a_validation_folder(caplog):
 @pytest.mark.parametrize(
     ("parts", "validation", "message"),
     [
-        ({"server": [4, 1], "clients_a": [1, 1]}, 0, "single image of 'class 1'"),
-        ({"server": [4, 0], "clients_a": [1, 1]}, 0, "no image of 'class 1'"),
-        ({"server": [4, 4], "clients_a": [0, 0]}, 0, "client 'a' has no images"),
+        ({"server": [4, 1], "clients_a": [1, 1]}, 0, "only one image of 'class 1'"),
+        ({"server": [4, 0], "clients_a": [1, 1]}, 0, "no images of 'class 1'"),
+        ({"server": [4, 4], "clients_a": [0, 0]}, 0, "Client 'a' has no images"),
         ({"server": [4, 4]}, 0, "no client folders"),
         ({"server": [4, 4], "clients_a": [1, 1]}, 7, r"data\.validation = 7 of the server's 8"),
     ],
@@ -317,7 +320,6 @@ def test_folders_hold_out_any_number(sizes, data):
         ({"source": "folders", "path": "mine", "clients": 10}, "clients does not apply to folders"),
         ({"source": "folders", "path": "mine", "held_out_test": 10}, "held_out_test does not apply"),
         ({"source": "parquet"}, "needs path"),
-        ({"source": "mnist"}, "source"),
         ({"labels": 0}, "labels must be at least 1"),
         ({"alpha": 0.0}, "alpha"),
         ({"alpha": float("inf")}, "alpha"),
@@ -326,13 +328,13 @@ def test_folders_hold_out_any_number(sizes, data):
         ({"client": 3}, "client"),
     ],
 )
-def test_settings_that_make_no_sense(values, message):
+def test_invalid_settings(values, message):
     with pytest.raises(ValidationError, match=message):
         DataSettings(**values)
 
 
 @pytest.mark.parametrize("data", [DataSettings(), folders(), folders(validation=9)])
-def test_settings_survive_a_round_trip(data):
+def test_settings_round_trip(data):
     assert DataSettings(**data.model_dump()) == data
 
 
@@ -340,11 +342,11 @@ def test_every_setting_is_described():
     assert all(field.description for field in DataSettings.model_fields.values())
 
 
-def test_fingerprint_sees_every_change():
+def test_the_fingerprint_changes_with_the_data():
     pool = make_pool(train=[30] * 2, test=[5, 5])
     data = DataSettings(labels=4, validation=4, clients=2, images_per_client=5)
     federation = split(pool, data, seed=0)
-    assert fingerprint(split(pool, data, seed=0)) == federation.fingerprint
+    assert split_fingerprint(split(pool, data, seed=0)) == federation.fingerprint
     assert split(pool, data, seed=1).fingerprint != federation.fingerprint
     for images in (
         federation.labelled,
@@ -353,6 +355,6 @@ def test_fingerprint_sees_every_change():
         federation.tests["test"],
     ):
         pool.pixels[images[-1], 0, 1, 1] ^= 1
-        assert fingerprint(federation) != federation.fingerprint
+        assert split_fingerprint(federation) != federation.fingerprint
         pool.pixels[images[-1], 0, 1, 1] ^= 1
-    assert fingerprint(federation) == federation.fingerprint
+    assert split_fingerprint(federation) == federation.fingerprint

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 import pytest
 import torch
 
-from fedseal.api import deal
-from fedseal.config import load_config
-from fedseal.core import Packet, Reply, Round, Site
+from fedseal.config.load import load_config
+from fedseal.core import Engine, Images, Packet, Participant, Problem, Reply, Round
+from fedseal.data.federation import load_federation
 from fedseal.engines import local
 from fedseal.engines.local import LocalEngine
 from fedseal.errors import UserError
 from fedseal.methods.fedseal import FedSEAL
-from fedseal.run import ClientDone, LeftOut, RoundDone, rounds
-from fedseal.sites import Sites
+from fedseal.rounds import ClientDone, Event, LeftOut, RoundDone, rounds
+from fedseal.run_setup import RunSetup
 
 SMALL = {
     "rounds": 3,
@@ -32,21 +32,22 @@ SMALL = {
 }
 
 
-def small(**changes: object) -> Sites:
+def small(**changes: object) -> RunSetup:
     config = load_config("fmnist-lenet", SMALL | {k.replace("__", "."): v for k, v in changes.items()})
-    return Sites(config, deal(config.data, config.seed))
+    return RunSetup(config, load_federation(config.data, config.seed))
 
 
-def final(sites: Sites, engine: LocalEngine | None = None) -> tuple[bytes, dict[str, bytes]]:
+def run_rounds(setup: RunSetup, engine: Engine) -> Iterator[Event]:
+    """All rounds, without evaluation."""
+    return rounds(setup.config, setup.server(), engine, setup.federation.names, lambda state: {})
+
+
+def final(setup: RunSetup, engine: LocalEngine | None = None) -> tuple[bytes, dict[str, bytes]]:
     """The state after the last round and all clients' memories, to the bit."""
-    engine = engine or LocalEngine(sites)
+    engine = engine or LocalEngine(setup)
     try:
-        states = [
-            event.state
-            for event in rounds(sites.config.chosen(), sites.server(), engine, sites)
-            if isinstance(event, RoundDone)
-        ]
-        assert len(states) == sites.config.rounds
+        states = [event.state for event in run_rounds(setup, engine) if isinstance(event, RoundDone)]
+        assert len(states) == setup.config.rounds
         return states[-1].to_bytes(), engine.memories()
     finally:
         engine.close()
@@ -74,11 +75,13 @@ def test_order_of_replies_does_not_change_the_result(alone: tuple[bytes, dict[st
     assert final(small(), Backwards(small())) == alone
 
 
-def test_a_killed_worker_is_replaced_and_the_result_stays(alone: tuple[bytes, dict[str, bytes]]) -> None:
-    sites = small(engine__workers=2)
-    engine, killed, state = LocalEngine(sites), False, Packet()
+def test_a_killed_worker_is_replaced_and_the_result_is_the_same(
+    alone: tuple[bytes, dict[str, bytes]],
+) -> None:
+    setup = small(engine__workers=2)
+    engine, killed, state = LocalEngine(setup), False, Packet()
     try:
-        for event in rounds(sites.config.chosen(), sites.server(), engine, sites):
+        for event in run_rounds(setup, engine):
             assert not isinstance(event, LeftOut)
             if isinstance(event, ClientDone) and event.t == 2 and not killed:
                 for worker in engine._workers:
@@ -96,8 +99,13 @@ def test_a_killed_worker_is_replaced_and_the_result_stays(alone: tuple[bytes, di
 
 def test_a_client_that_kills_its_workers_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine gives up on a client after two dead workers, and the round goes on with the others."""
-    sites = small(engine__workers=2)
-    method, server, engine, ask = sites.config.chosen(), sites.server(), LocalEngine(sites), local._Worker.ask
+    setup = small(engine__workers=2)
+    method, server, engine, ask = (
+        setup.config.selected_method(),
+        setup.server(),
+        LocalEngine(setup),
+        local._Worker.ask,
+    )
 
     def deadly(worker: local._Worker, k: int, number: int, wire: bytes, memory: bytes) -> None:
         if k == 1:
@@ -106,22 +114,23 @@ def test_a_client_that_kills_its_workers_is_left_out(monkeypatch: pytest.MonkeyP
         ask(worker, k, number, wire, memory)
 
     monkeypatch.setattr(local._Worker, "ask", deadly)
-    _, requests = method.server_round(Round(1, (0, 1, 2), range(3)), method.start(server), server)
+    _, requests = method.server_round(Round(1, (0, 1, 2), range(3)), method.initial_state(server), server)
     try:
         replies = {reply.client: reply for reply in engine.exchange(requests)}
     finally:
         engine.close()
     assert sorted(replies) == [0, 1, 2]
-    assert "died twice" in replies[1].problem
+    problem = replies[1].problem
+    assert problem is not None and problem.worker_died and "died twice" in problem.reason
     assert not replies[0].problem and not replies[2].problem
     assert sorted(engine.memories()) == ["0", "2"]
 
 
 def test_a_worker_keeps_every_packet_of_a_round_and_none_of_the_last() -> None:
     """Three packets that are shared, as of a method with a model for each group of clients: A, B, C, A."""
-    sites = small()
-    method, server, worker = sites.config.chosen(), sites.server(), local._Worker(sites)
-    _, requests = method.server_round(Round(1, (0,), range(1)), method.start(server), server)
+    setup = small()
+    method, server, worker = setup.config.selected_method(), setup.server(), local._Worker(setup)
+    _, requests = method.server_round(Round(1, (0,), range(1)), method.initial_state(server), server)
     wire = requests[0].to_bytes()
     try:
         for k, number in enumerate((1, 2, 3, 1)):
@@ -137,35 +146,35 @@ def test_a_worker_keeps_every_packet_of_a_round_and_none_of_the_last() -> None:
         worker.process.kill()
 
 
-def test_who_only_listens_is_no_reply_that_a_round_needs() -> None:
+def test_clients_that_only_listen_do_not_count_for_min_replies() -> None:
     """Four train, one listens; nobody who trains comes back."""
 
     class Deaf(LocalEngine):
         def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:
             for reply in super().exchange(requests):
-                trains = requests[reply.client].scalars["train"]
-                yield Reply(reply.client, Packet(), problem="gone") if trains else reply
+                trains = requests[reply.client].trains
+                yield Reply(reply.client, Packet(), problem=Problem("gone")) if trains else reply
 
-    with pytest.raises(UserError, match=r"Round 1: 0 of 4 clients gave a usable reply"):
+    with pytest.raises(UserError, match=r"Round 1: only 0 of 4 clients sent a usable reply"):
         final(small(), Deaf(small()))
 
 
 def test_clients_get_no_labels_and_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    sites, seen, threads = small(rounds=1), [], torch.get_num_threads()
+    setup, seen, threads = small(rounds=1), [], torch.get_num_threads()
     original = FedSEAL.client_round
 
-    def spy(self: FedSEAL, request: Packet, memory: Packet, client: Site) -> tuple[Packet, Packet]:
-        seen.append((client.data.labels, torch.get_num_threads()))
+    def spy(self: FedSEAL, request: Packet, memory: Packet, client: Participant) -> tuple[Packet, Packet]:
+        seen.append((type(client.data), torch.get_num_threads()))
         return original(self, request, memory, client)
 
     monkeypatch.setattr(FedSEAL, "client_round", spy)
-    final(sites)
-    assert seen == [(None, 1)] * 5
+    final(setup)
+    assert seen == [(Images, 1)] * 5
     assert torch.get_num_threads() == threads
 
 
 def test_only_the_cohort_trains_and_no_packet_has_a_row_per_image() -> None:
-    sites, sent = small(cohort=2, rounds=1), []
+    setup, sent = small(cohort=2, rounds=1), []
 
     class Watching(LocalEngine):
         def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:
@@ -173,7 +182,7 @@ def test_only_the_cohort_trains_and_no_packet_has_a_row_per_image() -> None:
                 sent.append((requests[reply.client], reply.packet))
                 yield reply
 
-    final(sites, Watching(sites))
+    final(setup, Watching(setup))
     assert len(sent) == 5  # scope "all": who is not sampled updates the ensemble
     assert sum(bool(request.scalars["train"]) for request, _ in sent) == 2
     assert sum("model" in reply.tensors for _, reply in sent) == 2

@@ -10,12 +10,15 @@ import pytest
 import torch
 
 from conftest import TINY, same_weights
-from fedseal import api, weights
-from fedseal.config import load_config
+from fedseal import weights
+from fedseal.config.load import load_config
 from fedseal.core import Packet, Round
+from fedseal.data.federation import load_federation
+from fedseal.engines.client import LabelAudit
 from fedseal.errors import UserError
 from fedseal.methods import METHODS
-from fedseal.sites import Diagnosis, Sites
+from fedseal.run_setup import RunSetup
+from fedseal.training.train import train
 
 # With untrained networks: thresholds that let clients learn, and helpers from round 2 on.
 EASY: dict[str, Any] = {
@@ -42,7 +45,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def run(method: str) -> Path:
         if method not in done:
-            api.train("fmnist-lenet", out=folder / method, set=settings(method))
+            train("fmnist-lenet", out=folder / method, options=settings(method))
             done.add(method)
         return folder / method
 
@@ -51,11 +54,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_only_fedavg_sl_can_reach_clients_labels(method: str) -> None:
-    """Whatever can be got hold of from a client's site, no tensor or array among it holds the labels."""
+    """No tensor or array that is reachable from a client holds its labels."""
     config = load_config("fmnist-lenet", settings(method))
-    sites = Sites(config, api.deal(config.data, config.seed))
-    client = sites.client(0, sites.network(), Diagnosis().note)
-    truth = sites.truth(0).tolist()
+    setup = RunSetup(config, load_federation(config.data, config.seed))
+    client = setup.client(0, setup.network(), LabelAudit().record)
+    truth = setup.true_labels(0).tolist()
     arrays = (
         x.tolist() for x in reachable(client) if isinstance(x, torch.Tensor | np.ndarray) and x.ndim == 1
     )
@@ -81,7 +84,7 @@ def reachable(root: object) -> list[object]:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_resumed_run_ends_the_same(method: str, whole: Any, tmp_path: Path) -> None:
     for rounds in (1, 3):
-        api.train("fmnist-lenet", out=tmp_path / "run", resume=True, set=settings(method, rounds=rounds))
+        train("fmnist-lenet", out=tmp_path / "run", resume=True, options=settings(method, rounds=rounds))
     assert same_weights(tmp_path / "run", whole(method))
 
 
@@ -89,24 +92,24 @@ def test_a_resumed_run_ends_the_same(method: str, whole: Any, tmp_path: Path) ->
 def test_flower_gives_the_same_weights(method: str, whole: Any, tmp_path: Path) -> None:
     pytest.importorskip("flwr")
     keys = settings(method, **{"engine.name": "flower", "engine.workers": 1})
-    api.train("fmnist-lenet", out=tmp_path / "run", set=keys)
+    train("fmnist-lenet", out=tmp_path / "run", options=keys)
     assert same_weights(tmp_path / "run", whole(method))
 
 
 @pytest.mark.parametrize("method", sorted(METHODS.keys() - {"server-sl"}))
 def test_clients_learn_something_and_a_round_without_replies_does_no_harm(method: str) -> None:
     config = load_config("fmnist-lenet", settings(method))
-    sites = Sites(config, api.deal(config.data, config.seed))
-    chosen, server, model = config.chosen(), sites.server(), sites.network()
-    round = Round(1, (0, 1), range(3))
-    state, requests = chosen.server_round(round, chosen.start(server), server)
-    reply, _ = chosen.client_round(requests[0], Packet(), sites.client(0, model))
+    setup = RunSetup(config, load_federation(config.data, config.seed))
+    chosen, server, model = config.selected_method(), setup.server(), setup.network()
+    current = Round(1, (0, 1), range(3))
+    state, requests = chosen.server_round(current, chosen.initial_state(server), server)
+    reply, _ = chosen.client_round(requests[0], Packet(), setup.client(0, model))
     sent, back = requests[0].tensors[chosen.uploads], reply.tensors[chosen.uploads]
-    assert weights.same_layout(back, sent) and weights.finite(back)
+    assert weights.same_layout(back, sent) and weights.all_finite(back)
     assert any(not torch.equal(back[name], sent[name]) for name in sent)
 
-    alone = chosen.collect(round, state, {}, server)
-    assert weights.finite(alone.tensors["average"])
+    alone = chosen.collect(current, state, {}, server)
+    assert weights.all_finite(alone.tensors["average"])
     assert weights.same_layout(alone.tensors["average"], state.tensors["model"])
 
 
@@ -114,5 +117,5 @@ def test_clients_learn_something_and_a_round_without_replies_does_no_harm(method
 def test_batch_norm_is_refused_where_it_does_not_fit(method: str, tmp_path: Path) -> None:
     keys = settings(method, **{"model.name": "resnet18", "model.norm": "batch", "model.width": 8})
     with pytest.raises(UserError, match=r"set model\.norm to 'group' or 'none'"):
-        api.train("fmnist-lenet", out=tmp_path / "run", set=keys)
+        train("fmnist-lenet", out=tmp_path / "run", options=keys)
     assert not (tmp_path / "run").exists()

@@ -6,54 +6,54 @@ import pytest
 import torch
 
 from conftest import TINY
-from fedseal import weights
-from fedseal.api import deal
-from fedseal.config import load_config
+from fedseal import aggregate, weights
+from fedseal.config.load import load_config
 from fedseal.core import Packet, Round
+from fedseal.data.federation import load_federation
 from fedseal.learn import fit, learning_rate, train_supervised, two_view_batches
 from fedseal.losses import fixmatch_loss, uda_loss
-from fedseal.sites import Sites
+from fedseal.run_setup import RunSetup
 
 
-def make(method: str, **changes: Any) -> Sites:
+def make(method: str, **changes: Any) -> RunSetup:
     config = load_config("fmnist-lenet", {**TINY, "method": method, **changes})
-    return Sites(config, deal(config.data, config.seed))
+    return RunSetup(config, load_federation(config.data, config.seed))
 
 
 def test_fedavg_sl_is_standard_fedavg() -> None:
     """The server only averages; a client makes the very steps of supervised learning on its own labels."""
-    sites = make("fedavg-sl")
-    method, server, model = sites.config.chosen(), sites.server(), sites.network()
-    state = method.start(server)
+    setup = make("fedavg-sl")
+    method, server, model = setup.config.selected_method(), setup.server(), setup.network()
+    state = method.initial_state(server)
     after, requests = method.server_round(Round(1, (0, 2), range(3)), state, server)
     assert sorted(requests) == [0, 2]
     assert weights.same_layout(after.tensors["model"], state.tensors["model"])
     assert all(torch.equal(after.tensors["model"][k], v) for k, v in state.tensors["model"].items())
     replies = {}
     for k in (0, 2):
-        client = sites.client(k, model)
+        client = setup.client(k, model)
         replies[k], _ = method.client_round(requests[k], Packet(), client)
         expected = train_supervised(client, state.tensors["model"], 1)
         assert all(torch.equal(replies[k].tensors["model"][n], v) for n, v in expected.items())
     end = method.collect(Round(1, (0, 2), range(3)), after, replies, server)
-    mean = weights.average({k: reply.tensors["model"] for k, reply in replies.items()})
+    mean = aggregate.mean({k: reply.tensors["model"] for k, reply in replies.items()})
     for group in ("model", "average"):
         assert all(torch.equal(end.tensors[group][name], value) for name, value in mean.items())
 
 
 def test_fedavg_sl_can_have_a_servers_step() -> None:
     """Then w^t is what the server's labels make of the average, and the round ends with the clients' mean."""
-    sites = make("fedavg-sl", **{"fedavg-sl.server_step": True})
-    method, server, model = sites.config.chosen(), sites.server(), sites.network()
-    state, round = method.start(server), Round(1, (0,), range(3))
-    after, requests = method.server_round(round, state, server)
+    setup = make("fedavg-sl", **{"fedavg-sl.server_step": True})
+    method, server, model = setup.config.selected_method(), setup.server(), setup.network()
+    state, current = method.initial_state(server), Round(1, (0,), range(3))
+    after, requests = method.server_round(current, state, server)
     expected = train_supervised(server, state.tensors["average"], 1, stream="rounds")
     for packet in (after, requests[0]):
         assert all(torch.equal(packet.tensors["model"][name], value) for name, value in expected.items())
-    reply, _ = method.client_round(requests[0], Packet(), sites.client(0, model))
-    end = method.collect(round, after, {0: reply}, server)
+    reply, _ = method.client_round(requests[0], Packet(), setup.client(0, model))
+    end = method.collect(current, after, {0: reply}, server)
     assert all(torch.equal(end.tensors["model"][name], value) for name, value in expected.items())
-    trained = train_supervised(sites.client(0, model), expected, 1)
+    trained = train_supervised(setup.client(0, model), expected, 1)
     assert all(torch.equal(end.tensors["average"][name], value) for name, value in trained.items())
 
 
@@ -61,10 +61,10 @@ def test_fedavg_sl_can_have_a_servers_step() -> None:
 def test_a_client_minimises_its_methods_loss(method: str) -> None:
     """One step over one batch equals a step made by hand with the loss function."""
     changes = {"client.batch": 40, f"{method}.threshold": 0.05}
-    sites = make(method, **changes)
-    chosen, model = sites.config.chosen(), sites.network()
-    client = sites.client(1, model)
-    start = weights.save(model)
+    setup = make(method, **changes)
+    chosen, model = setup.config.selected_method(), setup.network()
+    client = setup.client(1, model)
+    start = weights.get_weights(model)
     request = Packet({"model": start}, {"t": 3, "train": True})
     reply, memory = chosen.client_round(request, Packet(), client)
     assert memory == Packet()
@@ -83,19 +83,21 @@ def test_a_client_minimises_its_methods_loss(method: str) -> None:
 
 
 def test_nothing_confident_nothing_learnt() -> None:
-    sites = make("fedavg-fixmatch", **{"fedavg-fixmatch.threshold": 1.0})
-    model = sites.network()
-    start = weights.save(model)
-    client = sites.client(0, model)
-    reply, _ = sites.config.chosen().client_round(Packet({"model": start}, {"t": 1}), Packet(), client)
+    setup = make("fedavg-fixmatch", **{"fedavg-fixmatch.threshold": 1.0})
+    model = setup.network()
+    start = weights.get_weights(model)
+    client = setup.client(0, model)
+    reply, _ = setup.config.selected_method().client_round(
+        Packet({"model": start}, {"t": 1}), Packet(), client
+    )
     assert all(torch.equal(reply.tensors["model"][name], value) for name, value in start.items())
 
 
 @pytest.mark.parametrize("method", ["fedavg-fixmatch", "fedavg-uda"])
 def test_the_server_trains_the_average_as_in_fedseal(method: str) -> None:
-    sites = make(method)
-    server, chosen = sites.server(), sites.config.chosen()
-    state = chosen.start(server)
+    setup = make(method)
+    server, chosen = setup.server(), setup.config.selected_method()
+    state = chosen.initial_state(server)
     after, requests = chosen.server_round(Round(1, (1,), range(3)), state, server)
     expected = train_supervised(server, state.tensors["average"], 1, stream="rounds")
     assert list(requests) == [1]
@@ -105,8 +107,8 @@ def test_the_server_trains_the_average_as_in_fedseal(method: str) -> None:
 
 
 def test_views_show_every_image_once_an_epoch_and_are_new_each_time() -> None:
-    sites = make("fedavg-fixmatch", **{"client.epochs": 2, "augment.shift": 0, "augment.flip": "false"})
-    client = sites.client(0, sites.network())
+    setup = make("fedavg-fixmatch", **{"client.epochs": 2, "augment.shift": 0, "augment.flip": "false"})
+    client = setup.client(0, setup.network())
     weak = torch.cat([w for w, _ in two_view_batches(client, client.rng(1, "x"))])
     strong = torch.cat([s for _, s in two_view_batches(client, client.rng(1, "x"))])
     own = sorted(image.numpy().tobytes() for image in client.data.pixels.float())

@@ -7,22 +7,23 @@ import pytest
 import torch
 
 from conftest import TINY
-from fedseal import api, weights
-from fedseal.config import load_config
+from fedseal import weights
+from fedseal.config.load import load_config
 from fedseal.core import Packet, Round
+from fedseal.data.federation import load_federation
 from fedseal.losses import agreed_labels, consistency_loss
 from fedseal.methods.fedmatch import FedMatch, added, nearest
 from fedseal.paper import positive_loss
-from fedseal.run import unusable
-from fedseal.sites import Sites
+from fedseal.replies import find_problem
+from fedseal.run_setup import RunSetup
 
 
-def make(**changes: Any) -> tuple[Sites, FedMatch]:
+def make(**changes: Any) -> tuple[RunSetup, FedMatch]:
     keys = {**TINY, "method": "fedmatch", "fedmatch.threshold": 0.1, "fedmatch.helpers_every": 2}
     config = load_config("fmnist-lenet", keys | {k.replace("__", "."): v for k, v in changes.items()})
-    method = config.chosen()
+    method = config.selected_method()
     assert isinstance(method, FedMatch)
-    return Sites(config, api.deal(config.data, config.seed)), method
+    return RunSetup(config, load_federation(config.data, config.seed)), method
 
 
 def close(a: weights.Tensors, b: weights.Tensors, tolerance: float = 1e-6) -> bool:
@@ -69,10 +70,10 @@ def test_helpers_are_the_nearest_by_their_outputs() -> None:
 
 def test_weights_are_taken_apart_and_put_together() -> None:
     """w = σ + ψ before and after the server's step, in which ψ stays; inputs' normalisation is in σ alone."""
-    sites, method = make()
-    server = sites.server()
-    before = method.start(server)
-    fresh = weights.save(server.model)
+    setup, method = make()
+    server = setup.server()
+    before = method.initial_state(server)
+    fresh = weights.get_weights(server.model)
     parameters = {name for name, _ in server.model.named_parameters()}
     assert before.tensors["psi"].keys() == parameters == fresh.keys() - {"mean", "std"}
     assert all(torch.equal(v, 0.2 * fresh[k]) for k, v in before.tensors["psi"].items())
@@ -89,9 +90,9 @@ def test_weights_are_taken_apart_and_put_together() -> None:
 
 def test_a_client_trains_psi_alone_down_its_loss() -> None:
     """One step over one batch: ψ moves by −lr · ∂L/∂ψ, the gradient taken with σ held."""
-    sites, method = make(client__batch=40)
-    server, client = sites.server(), sites.client(0, sites.network())
-    _, requests = method.server_round(Round(1, (0,), range(3)), method.start(server), server)
+    setup, method = make(client__batch=40)
+    server, client = setup.server(), setup.client(0, setup.network())
+    _, requests = method.server_round(Round(1, (0,), range(3)), method.initial_state(server), server)
     sigma, psi = requests[0].tensors["sigma"], requests[0].tensors["psi"]
     helper = {name: 3 * value for name, value in psi.items()}
     request = Packet({**requests[0].tensors, "helper.0": helper}, requests[0].scalars)
@@ -99,7 +100,7 @@ def test_a_client_trains_psi_alone_down_its_loss() -> None:
     assert memory == Packet() and list(reply.tensors) == ["psi"]
 
     leaves = {name: value.clone().requires_grad_() for name, value in psi.items()}
-    net = sites.network()
+    net = setup.network()
 
     def run(parts: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
         return torch.func.functional_call(net, {**sigma, **{n: sigma[n] + parts[n] for n in parts}}, (x,))
@@ -122,9 +123,9 @@ def test_a_client_trains_psi_alone_down_its_loss() -> None:
 
 
 def test_psi_is_averaged_and_helpers_come_every_second_round() -> None:
-    sites, method = make()
-    server, cohort = sites.server(), Round(1, (0, 1, 2), range(3))
-    state, requests = method.server_round(cohort, method.start(server), server)
+    setup, method = make()
+    server, cohort = setup.server(), Round(1, (0, 1, 2), range(3))
+    state, requests = method.server_round(cohort, method.initial_state(server), server)
     replies = {
         k: Packet({"psi": {n: torch.full_like(v, k / 100) for n, v in requests[k].tensors["psi"].items()}})
         for k in (0, 1, 2)
@@ -146,22 +147,24 @@ def test_psi_is_averaged_and_helpers_come_every_second_round() -> None:
 
 def test_momentum_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     for momentum, said in ((0.0, 0), (0.9, 1)):
-        sites, method = make(server__momentum=momentum)
-        method.check(sites.server())
+        setup, method = make(server__momentum=momentum)
+        method.check(setup.server())
         assert len(caplog.records) == said
-    assert "server.momentum: FedMatch may not learn" in caplog.text
+    assert "FedMatch may not learn with momentum: set server.momentum" in caplog.text
 
 
 def test_a_reply_without_psi_is_left_out() -> None:
     psi = {"w": torch.zeros(2)}
     request = Packet({"sigma": psi, "psi": psi}, {"train": True})
-    assert unusable(Packet({"psi": psi}), request, FedMatch.uploads) == ""
-    assert "no model" in unusable(Packet({"sigma": psi}), request, FedMatch.uploads)
-    assert "NaN" in unusable(Packet({"psi": {"w": torch.tensor([0, math.nan])}}), request, FedMatch.uploads)
+    assert find_problem(Packet({"psi": psi}), request, FedMatch.uploads) == ""
+    assert "no model" in find_problem(Packet({"sigma": psi}), request, FedMatch.uploads)
+    assert "NaN" in find_problem(
+        Packet({"psi": {"w": torch.tensor([0, math.nan])}}), request, FedMatch.uploads
+    )
 
 
 def test_noise_is_the_same_every_time_and_like_pixels() -> None:
-    sites, method = make()
-    noise = method.noise(sites.server())
-    assert torch.equal(noise, method.noise(sites.server())) and noise.shape == (1, 1, 28, 28)
+    setup, method = make()
+    noise = method.noise(setup.server())
+    assert torch.equal(noise, method.noise(setup.server())) and noise.shape == (1, 1, 28, 28)
     assert float(noise.min()) >= 0 and float(noise.max()) <= 255 and float(noise.std()) > 40

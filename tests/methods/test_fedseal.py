@@ -17,13 +17,14 @@ from torch.func import functional_call
 from torch.testing import assert_close
 
 from fedseal import paper, weights
-from fedseal.config import parse
-from fedseal.core import Packet, Prepared, Round, Site
+from fedseal.config.config import parse
+from fedseal.core import Images, Packet, Participant, PreparationStep, Round
 from fedseal.data.pool import Federation, Pool
+from fedseal.engines.client import LabelAudit
 from fedseal.learn import predict, train_supervised
 from fedseal.methods.fedseal import FedSEAL, repeated_batches
 from fedseal.methods.server_sl import ServerSL
-from fedseal.sites import Diagnosis, Sites
+from fedseal.run_setup import RunSetup
 from fedseal.weights import Tensors
 
 CLASSES = ("a", "b", "c", "d")
@@ -31,12 +32,12 @@ PER_CLIENT = 15
 STILL = {"flip": False, "shift": 0, "n": 0}  # an augmentation that changes nothing
 
 
-def make_sites(
+def make_setup(
     fedseal: dict[str, object] | None = None,
     server: dict[str, object] | None = None,
     client: dict[str, object] | None = None,
     augment: dict[str, object] | None = None,
-) -> Sites:
+) -> RunSetup:
     """12 labelled images, 8 for validation, and clients with 15, 15, 15 and no images, all of noise."""
     random = np.random.default_rng(0)
     total = 20 + 3 * PER_CLIENT
@@ -55,24 +56,24 @@ def make_sites(
         "augment": augment or {},
         "fedseal": {"bootstrap_epochs": 0, **(fedseal or {})},
     }
-    return Sites(parse(raw, "test"), federation)
+    return RunSetup(parse(raw, "test"), federation)
 
 
-def method(sites: Sites) -> FedSEAL:
-    chosen = sites.config.chosen()
+def method(setup: RunSetup) -> FedSEAL:
+    chosen = setup.config.selected_method()
     assert isinstance(chosen, FedSEAL)
     return chosen
 
 
-def make_client(sites: Sites, k: int = 0) -> tuple[Site, Diagnosis]:
-    diagnosis = Diagnosis()
-    return sites.client(k, sites.network(), diagnosis.note), diagnosis
+def make_client(setup: RunSetup, k: int = 0) -> tuple[Participant, LabelAudit]:
+    audit = LabelAudit()
+    return setup.client(k, setup.network(), audit.record), audit
 
 
-def model(sites: Sites, seed: int = 0) -> Tensors:
+def model(setup: RunSetup, seed: int = 0) -> Tensors:
     """w^t of some round: the initial weights, moved, so that confidences differ from image to image."""
     draw = torch.Generator().manual_seed(seed)
-    start = weights.save(sites.network())
+    start = weights.get_weights(setup.network())
     return {
         name: value if name in ("mean", "std") else value + 0.1 * torch.randn(value.shape, generator=draw)
         for name, value in start.items()
@@ -109,75 +110,76 @@ def equal(a: Tensors, b: Tensors) -> bool:
 
 
 class Notes:
-    """Stands where a simulation counts right labels, and writes down what the method labelled."""
+    """Records the labels that the method gives, in place of a simulation's audit."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[int]] = {}
         self.given: dict[str, list[int]] = {}
 
-    def __call__(self, name: str, rows: Tensor, given: Tensor) -> None:
+    def __call__(self, name: str, rows: Tensor, given: Tensor, *, complementary: bool = False) -> None:
+        assert complementary == (name == "negative")
         self.rows[name], self.given[name] = rows.tolist(), given.tolist()
 
 
 # ------------------------------------------------------------------ step 0: bootstrapping
 
 
-def bootstrapped(sites: Sites) -> list[Prepared]:
-    server = sites.server()
-    return list(method(sites).prepare(method(sites).start(server), server))
+def bootstrapped(setup: RunSetup) -> list[PreparationStep]:
+    server = setup.server()
+    return list(method(setup).prepare(method(setup).initial_state(server), server))
 
 
 def test_bootstrapping_is_server_sl() -> None:
     """6 epochs at 2 a round are three rounds of Server-SL, to the bit."""
-    sites = make_sites({"bootstrap_epochs": 6})
-    alone, server = ServerSL(), sites.server()
-    state = alone.start(server)
+    setup = make_setup({"bootstrap_epochs": 6})
+    alone, server = ServerSL(), setup.server()
+    state = alone.initial_state(server)
     for t in (1, 2, 3):
         state, _ = alone.server_round(Round(t, (), ()), state, server)
-    w0 = bootstrapped(sites)[-1].state
+    w0 = bootstrapped(setup)[-1].state
     assert equal(w0.tensors["model"], state.tensors["model"])
     assert equal(w0.tensors["average"], state.tensors["model"])
-    assert not equal(w0.tensors["model"], weights.save(sites.network()))
+    assert not equal(w0.tensors["model"], weights.get_weights(setup.network()))
 
 
 def test_bootstrapping_stops_within_a_round() -> None:
     """5 epochs at 2 a round: two rounds of Server-SL and one epoch of the third."""
-    sites = make_sites({"bootstrap_epochs": 5})
-    server = sites.server()
-    w = weights.save(server.model)
+    setup = make_setup({"bootstrap_epochs": 5})
+    server = setup.server()
+    w = weights.get_weights(server.model)
     for t, epochs in ((1, 2), (2, 2), (3, 1)):
         w = train_supervised(server, w, t, epochs=epochs)
-    steps = bootstrapped(sites)
+    steps = bootstrapped(setup)
     assert [(step.done, step.total) for step in steps] == [(2, 5), (4, 5), (5, 5)]
     assert equal(steps[-1].state.tensors["model"], w)
     for number, step in enumerate(steps):  # from the file of any step it goes on to the same end
-        rest = list(method(sites).prepare(Packet.from_bytes(step.state.to_bytes()), sites.server()))
+        rest = list(method(setup).prepare(Packet.from_bytes(step.state.to_bytes()), setup.server()))
         assert len(rest) == 2 - number
         assert not rest or equal(rest[-1].state.tensors["average"], w)
 
 
 def test_without_bootstrapping_the_start_is_random() -> None:
-    sites = make_sites({"bootstrap_epochs": 0})
-    state = method(sites).start(sites.server())
-    assert bootstrapped(sites) == []
-    assert equal(state.tensors["model"], weights.save(sites.network()))
+    setup = make_setup({"bootstrap_epochs": 0})
+    state = method(setup).initial_state(setup.server())
+    assert bootstrapped(setup) == []
+    assert equal(state.tensors["model"], weights.get_weights(setup.network()))
 
 
 # ------------------------------------------------------------------ steps 1 and 2: the server
 
 
 def server_round(
-    sites: Sites, t: int = 1, cohort: tuple[int, ...] = (0, 2)
+    setup: RunSetup, t: int = 1, cohort: tuple[int, ...] = (0, 2)
 ) -> tuple[Packet, dict[int, Packet]]:
-    state = Packet({"model": model(sites, 1), "average": model(sites, 2)})
-    return method(sites).server_round(Round(t, cohort, range(4)), state, sites.server())
+    state = Packet({"model": model(setup, 1), "average": model(setup, 2)})
+    return method(setup).server_round(Round(t, cohort, range(4)), state, setup.server())
 
 
 def test_the_server_trains_the_clients_average() -> None:
     """w^t starts from w̄, not from the global model of the round before."""
-    sites = make_sites()
-    state, requests = server_round(sites, t=3)
-    expected = train_supervised(sites.server(), model(sites, 2), 3, stream="rounds")
+    setup = make_setup()
+    state, requests = server_round(setup, t=3)
+    expected = train_supervised(setup.server(), model(setup, 2), 3, stream="rounds")
     assert equal(state.tensors["model"], expected)
     assert all(equal(packet.tensors["model"], expected) for packet in requests.values())
 
@@ -185,10 +187,9 @@ def test_the_server_trains_the_clients_average() -> None:
 @pytest.mark.parametrize("threshold", ["true-count", "predicted-count"])
 def test_thresholds_are_eq_5_on_the_validation_images(threshold: paper.Denominator) -> None:
     """Summed up here once more, image by image: 8 of them, 2 of each class."""
-    sites = make_sites({"threshold": threshold})
-    state, requests = server_round(sites)
-    server = sites.server()
-    assert server.validation is not None and server.validation.labels is not None
+    setup = make_setup({"threshold": threshold})
+    state, requests = server_round(setup)
+    server = setup.server()
     probs = predict(server, state.tensors["model"], server.validation).tolist()
     predicted = [row.index(max(row)) for row in probs]
     counted = Counter(server.validation.labels.tolist() if threshold == "true-count" else predicted)
@@ -204,7 +205,7 @@ def test_thresholds_are_eq_5_on_the_validation_images(threshold: paper.Denominat
 
 
 def test_a_fixed_threshold() -> None:
-    _, requests = server_round(make_sites({"threshold": "fixed", "tau": 0.7}))
+    _, requests = server_round(make_setup({"threshold": "fixed", "tau": 0.7}))
     assert_close(requests[0].tensors["thresholds"]["tau"], torch.full((4,), 0.7))
 
 
@@ -212,13 +213,13 @@ def test_lambda_follows_its_schedule() -> None:
     """Round 2 of "multiply" from 0.4 at 0.5 a round: 0.4 · 0.25 = 0.1; from round 3 on it stays 0.05."""
     options = {"schedule": "multiply", "positive_weight": 0.4, "schedule_rate": 0.5, "schedule_until": 3}
     for t, expected in ((2, 0.1), (3, 0.05), (9, 0.05)):
-        state, requests = server_round(make_sites(options), t=t)
+        state, requests = server_round(make_setup(options), t=t)
         assert state.scalars == {"t": t, "lambda": pytest.approx(expected)}
         assert requests[0].scalars == {"t": t, "lambda": pytest.approx(expected), "train": True}
 
 
 def test_scope_all_sends_the_model_to_everyone() -> None:
-    _, requests = server_round(make_sites({"scope": "all"}), cohort=(0, 2))
+    _, requests = server_round(make_setup({"scope": "all"}), cohort=(0, 2))
     assert {k: packet.scalars["train"] for k, packet in requests.items()} == {
         0: True,
         1: False,
@@ -232,18 +233,18 @@ def test_scope_all_sends_the_model_to_everyone() -> None:
 @pytest.mark.parametrize("options", [{"scope": "sampled"}, {"scope": "all", "ensemble": False}])
 def test_only_the_cohort_is_asked(options: dict[str, object]) -> None:
     """Where the others have nothing to remember, or are not asked to."""
-    _, requests = server_round(make_sites(options), cohort=(0, 2))
+    _, requests = server_round(make_setup(options), cohort=(0, 2))
     assert {k: packet.scalars["train"] for k, packet in requests.items()} == {0: True, 2: True}
 
 
 def test_no_image_or_label_travels() -> None:
     """A packet has the model, one threshold a class and the round's numbers; a reply the model and counts."""
-    sites = make_sites({"theta": 0.5})
-    _, requests = server_round(sites)
+    setup = make_setup({"theta": 0.5})
+    _, requests = server_round(setup)
     assert set(requests[0].tensors) == {"model", "thresholds"}
     assert set(requests[0].tensors["thresholds"]) == {"tau"}
-    client, _ = make_client(sites)
-    reply, _ = method(sites).client_round(requests[0], Packet(), client)
+    client, _ = make_client(setup)
+    reply, _ = method(setup).client_round(requests[0], Packet(), client)
     assert set(reply.tensors) == {"model"} and set(reply.scalars) == {"t", "positive", "negative"}
     assert weights.same_layout(reply.tensors["model"], requests[0].tensors["model"])
 
@@ -252,44 +253,28 @@ def test_no_image_or_label_travels() -> None:
 
 
 def test_a_client_has_no_labels() -> None:
-    sites = make_sites()
-    client, _ = make_client(sites, 1)
-    assert client.data.labels is None and client.validation is None
-    rows = sites.federation.clients[1]
-    assert torch.equal(client.data.pixels, torch.from_numpy(sites.federation.pool.pixels[rows]))
-    assert client.name == sites.federation.names[1]
-
-
-def test_right_labels_are_counted() -> None:
-    """Truth of images 0 to 4: 2, 0, 1, unknown, 3.
-
-    As positive labels 0 → 2, 1 → 1, 3 → 0, 4 → 3: of the three known (0, 1, 4) two are right (0 and 4).
-    As negative labels 2 → 1 and 1 → 2: image 2 is of class 1, so that one is wrong; image 1 is of class 0.
-    More of a kind are added: 3 → 1 is unknown, 0 → 0 is right, since image 0 is of class 2.
-    """
-    diagnosis, truth = Diagnosis(), np.array([2, 0, 1, -1, 3])
-    diagnosis.note("positive", torch.tensor([0, 1, 3, 4]), torch.tensor([2, 1, 0, 3]))
-    diagnosis.note("negative", torch.tensor([2, 1]), torch.tensor([1, 2]))
-    positive = {"positive_known": 3, "positive_right": 2}
-    assert diagnosis.judged(truth) == positive | {"negative_known": 2, "negative_right": 1}
-    diagnosis.note("negative", torch.tensor([3, 0]), torch.tensor([1, 0]))
-    assert diagnosis.judged(truth) == positive | {"negative_known": 3, "negative_right": 2}
+    setup = make_setup()
+    client, _ = make_client(setup, 1)
+    assert type(client.data) is Images and not hasattr(client, "validation")
+    rows = setup.federation.clients[1]
+    assert torch.equal(client.data.pixels, torch.from_numpy(setup.federation.pool.pixels[rows]))
+    assert client.name == setup.federation.names[1]
 
 
 def test_a_client_round_is_judged_by_the_truth() -> None:
     """Labels of the client's images go 0, 1, 2, 3, 0, …; p̄ says class 0 of images 0 to 4 and of no other.
 
-    Right: images 0 and 4. Negative learning: images 5, 6 and 7 (classes 1, 2, 3) are told "not class 3",
+    Right: images 0 and 4. Negative training: images 5, 6 and 7 (classes 1, 2, 3) are told "not class 3",
     the only class with p̄ ≤ 0.1, which is wrong for image 7.
     """
-    sites = make_sites()
+    setup = make_setup()
     mean = torch.tensor(
         [[0.85, 0.05, 0.05, 0.05]] * 5 + [[0.4, 0.35, 0.25, 0.0]] * 3 + [[0.3, 0.3, 0.2, 0.2]] * 7
     )
-    client, diagnosis = make_client(sites)
-    reply, _ = method(sites).client_round(request(model(sites), TAU), remembered(mean), client)
+    client, audit = make_client(setup)
+    reply, _ = method(setup).client_round(request(model(setup), TAU), remembered(mean), client)
     assert (reply.scalars["positive"], reply.scalars["negative"]) == (5, 3)
-    assert diagnosis.judged(sites.truth(0)) == {
+    assert audit.count_correct(setup.true_labels(0)) == {
         "positive_known": 5,
         "positive_right": 2,
         "negative_known": 3,
@@ -302,12 +287,12 @@ def test_a_client_round_is_judged_by_the_truth() -> None:
 
 def test_memory_is_the_mean_over_the_models() -> None:
     """Eq. 7 after three rounds, whether the client trained in them or only listened."""
-    sites = make_sites()
-    client, _ = make_client(sites)
-    history, memory = [model(sites, seed) for seed in (1, 2, 3)], Packet()
+    setup = make_setup()
+    client, _ = make_client(setup)
+    history, memory = [model(setup, seed) for seed in (1, 2, 3)], Packet()
     for t, w in enumerate(history, start=1):
         packet = listen(w, t) if t == 2 else request(w, TAU, t)
-        _, memory = method(sites).client_round(packet, memory, client)
+        _, memory = method(setup).client_round(packet, memory, client)
         assert memory.scalars == {"t": t}
         assert memory.tensors["images"]["count"].tolist() == [t] * PER_CLIENT
     probs = torch.stack([predict(client, w, client.data) for w in history])
@@ -319,65 +304,65 @@ def test_memory_is_the_mean_over_the_models() -> None:
 
 def test_missed_rounds_do_not_count() -> None:
     """A client that hears of rounds 2 and 7 alone has the mean of those two models."""
-    sites = make_sites()
-    client, _ = make_client(sites)
-    _, memory = method(sites).client_round(listen(model(sites, 1), 2), Packet(), client)
-    _, memory = method(sites).client_round(listen(model(sites, 2), 7), memory, client)
-    both = [predict(client, model(sites, seed), client.data) for seed in (1, 2)]
+    setup = make_setup()
+    client, _ = make_client(setup)
+    _, memory = method(setup).client_round(listen(model(setup, 1), 2), Packet(), client)
+    _, memory = method(setup).client_round(listen(model(setup, 2), 7), memory, client)
+    both = [predict(client, model(setup, seed), client.data) for seed in (1, 2)]
     assert memory.tensors["images"]["count"].tolist() == [2] * PER_CLIENT
     assert_close(memory.tensors["images"]["mean"], (both[0] + both[1]) / 2)
 
 
 def test_a_request_delivered_twice_changes_nothing() -> None:
     """The reply and the memory are the same to the bit, how often ever, also through bytes."""
-    sites = make_sites({"theta": 0.3})
-    client, _ = make_client(sites)
-    _, before = method(sites).client_round(listen(model(sites, 1), 1), Packet(), client)
-    again = request(model(sites, 2), [0.3] * 4, t=2)
-    first, memory = method(sites).client_round(again, before, client)
+    setup = make_setup({"theta": 0.3})
+    client, _ = make_client(setup)
+    _, before = method(setup).client_round(listen(model(setup, 1), 1), Packet(), client)
+    again = request(model(setup, 2), [0.3] * 4, t=2)
+    first, memory = method(setup).client_round(again, before, client)
     assert first.scalars["positive"] and first.scalars["negative"]
     for known in (memory, Packet.from_bytes(memory.to_bytes()), before):  # the last: the reply got lost
-        reply, after = method(sites).client_round(again, known, client)
+        reply, after = method(setup).client_round(again, known, client)
         assert reply.to_bytes() == first.to_bytes()
         assert after.to_bytes() == memory.to_bytes()
     assert memory.tensors["images"]["count"].tolist() == [2] * PER_CLIENT
 
 
 def test_who_only_listens_remembers_and_returns_no_model() -> None:
-    sites = make_sites()
-    client, diagnosis = make_client(sites)
-    w = model(sites)
-    reply, memory = method(sites).client_round(listen(w, 4), Packet(), client)
+    setup = make_setup()
+    client, audit = make_client(setup)
+    w = model(setup)
+    reply, memory = method(setup).client_round(listen(w, 4), Packet(), client)
     assert reply.tensors == {} and reply.scalars == {"t": 4}
     assert torch.equal(memory.tensors["images"]["mean"], predict(client, w, client.data))
     assert memory.tensors["images"]["count"].tolist() == [1] * PER_CLIENT
-    assert diagnosis.given == []
+    assert audit.count_correct(setup.true_labels(0)) == {}
 
 
 def test_without_ensemble_the_last_model_labels_alone() -> None:
     """No memory is kept or read; D⁺ with τ = 0 is every image, labelled by this round's model."""
-    sites = make_sites({"ensemble": False})
-    client, _ = make_client(sites)
+    setup = make_setup({"ensemble": False})
+    client, _ = make_client(setup)
     notes = Notes()
-    client = replace(client, diagnose=notes)
-    reply, memory = method(sites).client_round(request(model(sites, 1), [0.0] * 4), Packet(), client)
+    client = replace(client, record_labels=notes)
+    reply, memory = method(setup).client_round(request(model(setup, 1), [0.0] * 4), Packet(), client)
     assert memory == Packet()
-    predicted = predict(client, model(sites, 1), client.data).argmax(dim=1).tolist()
+    predicted = predict(client, model(setup, 1), client.data).argmax(dim=1).tolist()
     assert len(set(predicted)) > 1
     assert notes.rows["positive"] == list(range(PER_CLIENT)) and notes.given["positive"] == predicted
     misleading = remembered(torch.tensor([[0.0, 0.0, 0.0, 1.0]]).expand(PER_CLIENT, -1))
-    same, _ = method(sites).client_round(request(model(sites, 1), [0.0] * 4), misleading, client)
+    same, _ = method(setup).client_round(request(model(setup, 1), [0.0] * 4), misleading, client)
     assert same.to_bytes() == reply.to_bytes()
 
 
 def test_with_ensemble_the_mean_labels() -> None:
     """The same request, but p̄ says class 3 of every image."""
-    sites = make_sites()
-    client, _ = make_client(sites)
+    setup = make_setup()
+    client, _ = make_client(setup)
     notes = Notes()
     memory = remembered(torch.tensor([[0.0, 0.1, 0.2, 0.7]]).repeat(PER_CLIENT, 1))
-    client = replace(client, diagnose=notes)
-    method(sites).client_round(request(model(sites, 1), [0.0] * 4), memory, client)
+    client = replace(client, record_labels=notes)
+    method(setup).client_round(request(model(setup, 1), [0.0] * 4), memory, client)
     assert notes.given["positive"] == [3] * PER_CLIENT
 
 
@@ -386,11 +371,11 @@ def test_with_ensemble_the_mean_labels() -> None:
 
 def test_images_go_where_eqs_10_to_12_say() -> None:
     """6 in D⁺, 5 in D⁻, 4 in neither; y⁻ is one of the two classes with p̄ = 0.05."""
-    sites = make_sites()
-    client, _ = make_client(sites)
+    setup = make_setup()
+    client, _ = make_client(setup)
     notes, mean = Notes(), rows_of(6, 5, 4)
-    client = replace(client, diagnose=notes)
-    reply, _ = method(sites).client_round(request(model(sites), TAU), remembered(mean), client)
+    client = replace(client, record_labels=notes)
+    reply, _ = method(setup).client_round(request(model(setup), TAU), remembered(mean), client)
     assert reply.scalars == {"t": 1, "positive": 6, "negative": 5}
     assert notes.rows["positive"] == [i for i, row in enumerate(mean.tolist()) if row[0] > 0.8]
     assert notes.given["positive"] == [0] * 6
@@ -399,14 +384,14 @@ def test_images_go_where_eqs_10_to_12_say() -> None:
 
 
 def test_complementary_labels_are_drawn_anew_each_round() -> None:
-    sites = make_sites()
-    client, _ = make_client(sites)
+    setup = make_setup()
+    client, _ = make_client(setup)
     mean = rows_of(0, PER_CLIENT, 0)
     drawn = []
     for t in (1, 2):
         notes = Notes()
-        at = replace(client, diagnose=notes)
-        method(sites).client_round(request(model(sites), TAU, t), remembered(mean, t), at)
+        at = replace(client, record_labels=notes)
+        method(setup).client_round(request(model(setup), TAU, t), remembered(mean, t), at)
         drawn.append(notes.given["negative"])
     assert drawn[0] != drawn[1]
 
@@ -414,22 +399,22 @@ def test_complementary_labels_are_drawn_anew_each_round() -> None:
 @pytest.mark.parametrize("batches", ["joint", "paired"])
 def test_with_both_sets_empty_the_model_comes_back_as_it_went(batches: str) -> None:
     """θ = 0 lets no class in (softmax is never 0 here) and τ = 1.5 no image."""
-    sites = make_sites({"theta": 0.0, "threshold": "fixed", "tau": 1.5, "batches": batches})
-    state, requests = server_round(sites)
-    client, diagnosis = make_client(sites)
-    reply, memory = method(sites).client_round(requests[0], Packet(), client)
+    setup = make_setup({"theta": 0.0, "threshold": "fixed", "tau": 1.5, "batches": batches})
+    state, requests = server_round(setup)
+    client, audit = make_client(setup)
+    reply, memory = method(setup).client_round(requests[0], Packet(), client)
     assert equal(reply.tensors["model"], state.tensors["model"])
     assert reply.scalars == {"t": 1, "positive": 0, "negative": 0}
     assert memory.scalars == {"t": 1}
-    assert set(diagnosis.judged(sites.truth(0)).values()) == {0}
+    assert set(audit.count_correct(setup.true_labels(0)).values()) == {0}
 
 
 def test_a_client_without_images_returns_the_model() -> None:
-    sites = make_sites()
-    client, _ = make_client(sites, 3)
-    w, memory = model(sites), Packet()
+    setup = make_setup()
+    client, _ = make_client(setup, 3)
+    w, memory = model(setup), Packet()
     for t in (1, 2):
-        reply, memory = method(sites).client_round(request(w, TAU, t), memory, client)
+        reply, memory = method(setup).client_round(request(w, TAU, t), memory, client)
         assert equal(reply.tensors["model"], w)
         assert reply.scalars == {"t": t, "positive": 0, "negative": 0}
     assert memory.tensors["images"]["mean"].shape == (0, 4)
@@ -439,31 +424,31 @@ def test_without_negative_learning() -> None:
     """D⁻ is empty: the model is that of λL⁺ alone, as if no image had a class below θ."""
     mean, replies = rows_of(6, 9, 0), []
     for options in ({"negative": False}, {"theta": 0.0}, {}):
-        sites = make_sites(options)
-        client, diagnosis = make_client(sites)
-        reply, _ = method(sites).client_round(request(model(sites), TAU), remembered(mean), client)
+        setup = make_setup(options)
+        client, audit = make_client(setup)
+        reply, _ = method(setup).client_round(request(model(setup), TAU), remembered(mean), client)
         replies.append(reply)
     assert [r.scalars["positive"] for r in replies] == [6, 6, 6]
     assert [r.scalars["negative"] for r in replies] == [0, 0, 9]
     assert replies[0].to_bytes() == replies[1].to_bytes()
     assert not equal(replies[0].tensors["model"], replies[2].tensors["model"])
-    assert diagnosis.judged(sites.truth(0))["negative_known"] == 9
+    assert audit.count_correct(setup.true_labels(0))["negative_known"] == 9
 
 
 def test_soft_labels_are_others_than_hard_ones() -> None:
     mean, models = rows_of(9, 6, 0), []
     for labels in ("hard", "soft", "soft"):
-        sites = make_sites({"labels": labels})
-        client, _ = make_client(sites)
-        reply, _ = method(sites).client_round(request(model(sites), TAU), remembered(mean), client)
+        setup = make_setup({"labels": labels})
+        client, _ = make_client(setup)
+        reply, _ = method(setup).client_round(request(model(setup), TAU), remembered(mean), client)
         models.append(reply.tensors["model"])
     assert not equal(models[0], models[1]) and equal(models[1], models[2])
     certain = torch.eye(4)[mean.argmax(dim=1)]  # p̄ of ones and zeros: the soft label is the hard one
     results = []
     for labels in ("hard", "soft"):
-        sites = make_sites({"labels": labels})
-        client, _ = make_client(sites)
-        reply, _ = method(sites).client_round(request(model(sites), TAU), remembered(certain), client)
+        setup = make_setup({"labels": labels})
+        client, _ = make_client(setup)
+        reply, _ = method(setup).client_round(request(model(setup), TAU), remembered(certain), client)
         results.append(reply.tensors["model"])
     assert_close(results[0], results[1], atol=1e-6, rtol=1e-5)
 
@@ -492,8 +477,8 @@ def batches_of(
 
     D⁺ are the images 0, 2, 4, … with labels 100, 102, …; D⁻ 1, 3, 5, … with labels 201, 203, ….
     """
-    sites = make_sites({"batches": mode}, client={"epochs": epochs, "batch": 4})
-    client, _ = make_client(sites)
+    setup = make_setup({"batches": mode}, client={"epochs": epochs, "batch": 4})
+    client, _ = make_client(setup)
     augment = Inverting()
     pixels = torch.cat([client.data.pixels, client.data.pixels.flip(3)])
     client = replace(client, augment=augment, data=replace(client.data, pixels=pixels))  # type: ignore[arg-type]
@@ -504,7 +489,7 @@ def batches_of(
 
     seen: list[tuple[Part, Part]] = []
     arguments = (client, 1, positive, positive + 100, negative, negative + 200)
-    for images, target, y_minus in method(sites).client_batches(*arguments):
+    for images, target, y_minus in method(setup).client_batches(*arguments):
         assert images.dtype == torch.float32 and len(images) == len(target) + len(y_minus)
         bits = [image.byte().numpy().tobytes() for image in images]
         first = [inverted[b] for b in bits[: len(target)]]  # a KeyError: not augmented, or not D⁺ first
@@ -585,10 +570,10 @@ def test_repeated_batches() -> None:
 
 def test_strong_augmentation_is_new_in_every_epoch_and_for_positive_images_only() -> None:
     """With the real augmentation: in two epochs of one batch each D⁺ differs, D⁻ is the client's pixels."""
-    sites = make_sites({"batches": "joint"}, client={"epochs": 2, "batch": 100})
-    client, _ = make_client(sites)
+    setup = make_setup({"batches": "joint"}, client={"epochs": 2, "batch": 100})
+    client, _ = make_client(setup)
     positive, negative = torch.arange(8), torch.arange(8, 15)
-    batches = method(sites).client_batches(client, 1, positive, positive, negative, negative)
+    batches = method(setup).client_batches(client, 1, positive, positive, negative, negative)
     epochs = []
     for images, target, y_minus in islice(batches, 3):
         pixels = client.data.pixels.float()
@@ -604,7 +589,7 @@ def test_strong_augmentation_is_new_in_every_epoch_and_for_positive_images_only(
 
 
 def by_hand(
-    sites: Sites,
+    setup: RunSetup,
     w: Tensors,
     positive: list[int],
     target: Tensor,
@@ -613,7 +598,7 @@ def by_hand(
     weight: float,
 ) -> Tensors:
     """∇(λL⁺ + L⁻) written out from Eqs. 13 to 15, on all images at once, in double precision."""
-    network, (client, _) = sites.network().double(), make_client(sites)
+    network, (client, _) = setup.network().double(), make_client(setup)
     trained = sorted(name for name, _ in network.named_parameters())
     values = {name: value.double().requires_grad_(name in trained) for name, value in w.items()}
 
@@ -642,16 +627,16 @@ def by_hand(
 )
 def test_the_first_step_goes_down_eq_13(plus: int, minus: int, options: dict[str, object]) -> None:
     """One epoch of one mini-batch, unaugmented, learning rate 1, in round 1: w − w' is the gradient."""
-    sites = make_sites(options, client={"lr": 1.0, "epochs": 1, "batch": 100}, augment=STILL)
-    client, _ = make_client(sites)
-    mean, w, notes = rows_of(plus, minus, PER_CLIENT - plus - minus), model(sites), Notes()
-    client = replace(client, diagnose=notes)
-    reply, _ = method(sites).client_round(request(w, TAU, weight=0.3), remembered(mean), client)
+    setup = make_setup(options, client={"lr": 1.0, "epochs": 1, "batch": 100}, augment=STILL)
+    client, _ = make_client(setup)
+    mean, w, notes = rows_of(plus, minus, PER_CLIENT - plus - minus), model(setup), Notes()
+    client = replace(client, record_labels=notes)
+    reply, _ = method(setup).client_round(request(w, TAU, weight=0.3), remembered(mean), client)
     positive, negative = notes.rows["positive"], notes.rows["negative"]
     assert (len(positive), len(negative)) == (plus, minus)
     soft = options.get("labels") == "soft"
     target = mean[positive] if soft else torch.eye(4)[notes.given["positive"]]
-    expected = by_hand(sites, w, positive, target, negative, notes.given["negative"], weight=0.3)
+    expected = by_hand(setup, w, positive, target, negative, notes.given["negative"], weight=0.3)
     step = {name: (w[name] - reply.tensors["model"][name]).double() for name in expected}
     assert max(float(g.abs().max()) for g in expected.values()) > 0.01
     assert_close(step, expected, atol=2e-6, rtol=1e-3)
@@ -659,12 +644,12 @@ def test_the_first_step_goes_down_eq_13(plus: int, minus: int, options: dict[str
 
 def test_the_learning_rate_of_the_round() -> None:
     """Decay 0.5: the step of round 3 has a quarter of the length of round 1's, D⁺ alone being the same."""
-    sites = make_sites(client={"lr": 0.4, "decay": 0.5, "epochs": 1, "batch": 100}, augment=STILL)
-    client, _ = make_client(sites)
-    w, steps = model(sites), []
+    setup = make_setup(client={"lr": 0.4, "decay": 0.5, "epochs": 1, "batch": 100}, augment=STILL)
+    client, _ = make_client(setup)
+    w, steps = model(setup), []
     for t in (1, 3):
         memory = remembered(rows_of(10, 0, 5), t)
-        reply, _ = method(sites).client_round(request(w, TAU, t), memory, client)
+        reply, _ = method(setup).client_round(request(w, TAU, t), memory, client)
         steps.append({name: w[name] - reply.tensors["model"][name] for name in w})
     quarter = {name: step / 4 for name, step in steps[0].items()}
     assert max(float(step.abs().max()) for step in steps[1].values()) > 1e-3
@@ -674,28 +659,28 @@ def test_the_learning_rate_of_the_round() -> None:
 @pytest.mark.parametrize("batches", ["joint", "paired"])
 def test_a_clients_reply_depends_on_its_arguments_alone(batches: str) -> None:
     """Not on what the worker's model held, nor on the global random numbers; but on who it is."""
-    sites = make_sites({"batches": batches})
-    w, memory = model(sites), remembered(rows_of(6, 5, 4))
+    setup = make_setup({"batches": batches})
+    w, memory = model(setup), remembered(rows_of(6, 5, 4))
     replies = []
     for k, disturb in ((0, False), (0, True), (1, False)):
-        client, _ = make_client(sites, k)
+        client, _ = make_client(setup, k)
         if disturb:
             torch.manual_seed(77)
-            weights.load(client.model, model(sites, 9))
+            weights.set_weights(client.model, model(setup, 9))
         else:
             torch.manual_seed(1)
-        reply, _ = method(sites).client_round(request(w, TAU), memory, client)
+        reply, _ = method(setup).client_round(request(w, TAU), memory, client)
         replies.append(reply.to_bytes())
     assert replies[0] == replies[1] != replies[2]
 
 
 def test_the_request_is_left_as_it_was() -> None:
     """Clients share one packet: training one must not change what the next one gets."""
-    sites = make_sites()
-    client, _ = make_client(sites)
-    packet = request(model(sites), TAU)
+    setup = make_setup()
+    client, _ = make_client(setup)
+    packet = request(model(setup), TAU)
     before = packet.to_bytes()
-    reply, _ = method(sites).client_round(packet, remembered(rows_of(6, 5, 4)), client)
+    reply, _ = method(setup).client_round(packet, remembered(rows_of(6, 5, 4)), client)
     assert packet.to_bytes() == before and not equal(reply.tensors["model"], packet.tensors["model"])
 
 
@@ -708,12 +693,12 @@ def moved(by: float) -> Callable[[Tensors], Packet]:
 
 def test_collect_averages_the_cohorts_replies() -> None:
     """Client 0 moved by 1, client 2 by 3, client 1 listened and client 3's reply got lost: w + 2."""
-    sites = make_sites()
+    setup = make_setup()
     w = {"w": torch.tensor([1.0, -2.0])}
     state = Packet({"model": w, "thresholds": {"tau": torch.ones(4)}}, {"t": 1, "lambda": 0.5})
     replies = {2: moved(3.0)(w), 1: Packet(scalars={"t": 1}), 0: moved(1.0)(w)}
-    round = Round(1, cohort=(0, 2, 3), everyone=range(4))
-    after = method(sites).collect(round, state, replies, sites.server())
+    current = Round(1, cohort=(0, 2, 3), everyone=range(4))
+    after = method(setup).collect(current, state, replies, setup.server())
     assert after.tensors["average"]["w"].tolist() == [3.0, 0.0]
     assert after.tensors["model"]["w"].tolist() == [1.0, -2.0]
     assert set(after.tensors) == {"model", "thresholds", "average"}
@@ -722,37 +707,39 @@ def test_collect_averages_the_cohorts_replies() -> None:
 
 @pytest.mark.parametrize("replies", [{}, {1: Packet(scalars={"t": 1})}])
 def test_without_a_reply_the_next_round_starts_from_the_global_model(replies: dict[int, Packet]) -> None:
-    sites = make_sites()
+    setup = make_setup()
     state = Packet({"model": {"w": torch.tensor([1.0, -2.0])}})
-    round = Round(1, cohort=(0, 2), everyone=range(4))
-    after = method(sites).collect(round, state, replies, sites.server())
+    current = Round(1, cohort=(0, 2), everyone=range(4))
+    after = method(setup).collect(current, state, replies, setup.server())
     assert after.tensors["average"]["w"].tolist() == [1.0, -2.0]
 
 
 # ------------------------------------------------------------------ all four steps
 
 
-def run(sites: Sites, cohorts: list[tuple[int, ...]], *, backwards: bool) -> tuple[Packet, dict[int, Packet]]:
-    server = sites.server()
-    state, memories = method(sites).start(server), dict[int, Packet]()
+def run(
+    setup: RunSetup, cohorts: list[tuple[int, ...]], *, backwards: bool
+) -> tuple[Packet, dict[int, Packet]]:
+    server = setup.server()
+    state, memories = method(setup).initial_state(server), dict[int, Packet]()
     for t, cohort in enumerate(cohorts, start=1):
-        round = Round(t, cohort, range(4))
-        state, requests = method(sites).server_round(round, state, server)
+        current = Round(t, cohort, range(4))
+        state, requests = method(setup).server_round(current, state, server)
         replies = {}
         for k in sorted(requests, reverse=backwards):
-            client, _ = make_client(sites, k)
-            replies[k], memories[k] = method(sites).client_round(
+            client, _ = make_client(setup, k)
+            replies[k], memories[k] = method(setup).client_round(
                 requests[k], memories.get(k, Packet()), client
             )
-        state = method(sites).collect(round, state, replies, server)
+        state = method(setup).collect(current, state, replies, server)
     return state, memories
 
 
 def test_rounds_do_not_depend_on_the_order_of_the_clients() -> None:
-    sites = make_sites({"bootstrap_epochs": 2, "theta": 0.3})
+    setup = make_setup({"bootstrap_epochs": 2, "theta": 0.3})
     cohorts = [(0, 1), (1, 2), (0, 2, 3)]
-    state, memories = run(sites, cohorts, backwards=False)
-    other, others = run(sites, cohorts, backwards=True)
+    state, memories = run(setup, cohorts, backwards=False)
+    other, others = run(setup, cohorts, backwards=True)
     assert state.to_bytes() == other.to_bytes()
     assert {k: m.to_bytes() for k, m in memories.items()} == {k: m.to_bytes() for k, m in others.items()}
     assert [memories[k].tensors["images"]["count"].tolist() for k in range(3)] == [[3] * PER_CLIENT] * 3
@@ -761,7 +748,7 @@ def test_rounds_do_not_depend_on_the_order_of_the_clients() -> None:
 
 def test_sampled_clients_count_their_own_rounds() -> None:
     """Client 0 is in rounds 1 and 3, client 1 in 1 and 2, client 2 in 2 and 3: two models each."""
-    sites = make_sites({"scope": "sampled", "theta": 0.3})
-    _, memories = run(sites, [(0, 1), (1, 2), (0, 2)], backwards=False)
+    setup = make_setup({"scope": "sampled", "theta": 0.3})
+    _, memories = run(setup, [(0, 1), (1, 2), (0, 2)], backwards=False)
     assert {k: m.scalars["t"] for k, m in memories.items()} == {0: 3, 1: 2, 2: 3}
     assert [memories[k].tensors["images"]["count"].tolist() for k in range(3)] == [[2] * PER_CLIENT] * 3

@@ -8,21 +8,22 @@ import torch
 from torch import nn
 
 from conftest import TINY
-from fedseal import api, weights
-from fedseal.config import load_config
+from fedseal import weights
+from fedseal.config.load import load_config
 from fedseal.core import Packet, Round
+from fedseal.data.federation import load_federation
 from fedseal.learn import predict
 from fedseal.losses import mixup_loss
 from fedseal.methods.semifl import SemiFL, beta, momentum_step, static_batch_norm
-from fedseal.sites import Sites
+from fedseal.run_setup import RunSetup
 
 
-def make(**changes: Any) -> tuple[Sites, SemiFL]:
+def make(**changes: Any) -> tuple[RunSetup, SemiFL]:
     keys = {**TINY, "method": "semifl", "semifl.threshold": 0.1}
     config = load_config("fmnist-lenet", keys | {k.replace("__", "."): v for k, v in changes.items()})
-    method = config.chosen()
+    method = config.selected_method()
     assert isinstance(method, SemiFL)
-    return Sites(config, api.deal(config.data, config.seed)), method
+    return RunSetup(config, load_federation(config.data, config.seed)), method
 
 
 def test_mixup_loss() -> None:
@@ -52,8 +53,8 @@ def test_shares_are_of_the_beta_distribution_and_seeded() -> None:
 
 def test_batches_hold_the_confident_and_mixtures_with_anything() -> None:
     """Images of one grey value each, augmentation that does nothing: a mixture is share · own + rest."""
-    sites, method = make(augment__shift=0, augment__flip=False, augment__n=0, client__batch=8)
-    client = sites.client(0, sites.network())
+    setup, method = make(augment__shift=0, augment__flip=False, augment__n=0, client__batch=8)
+    client = setup.client(0, setup.network())
     grey = torch.arange(40, dtype=torch.uint8).view(-1, 1, 1, 1)
     client.data.pixels.copy_(grey.expand(-1, 1, 28, 28))
     labels, confident = torch.arange(40) % 10, torch.arange(0, 40, 2)
@@ -72,8 +73,8 @@ def test_batches_hold_the_confident_and_mixtures_with_anything() -> None:
 
 def test_labels_are_made_once_and_only_from_the_confident() -> None:
     """The count says how many images reach the threshold; with none the model comes back as it went."""
-    sites, method = make()
-    client, w = sites.client(0, sites.network()), weights.save(sites.network())
+    setup, method = make()
+    client, w = setup.client(0, setup.network()), weights.get_weights(setup.network())
     top = predict(client, w, client.data).amax(dim=1).sort().values
     middle = float((top[19] + top[20]) / 2)
     some = method.model_copy(update={"threshold": middle})
@@ -86,26 +87,26 @@ def test_labels_are_made_once_and_only_from_the_confident() -> None:
 
 
 def test_who_has_nothing_confident_is_left_out_of_the_average() -> None:
-    sites, method = make()
-    server, round = sites.server(), Round(1, (0, 1), range(3))
+    setup, method = make()
+    server, current = setup.server(), Round(1, (0, 1), range(3))
     one = {"w": torch.tensor([1.0])}
     state = Packet({"model": one})
     replies = {
         k: Packet({"model": {"w": torch.tensor([value])}}, {"confident": n})
         for k, value, n in ((0, 5.0, 3), (1, 99.0, 0))
     }
-    after = method.collect(round, state, replies, server)
+    after = method.collect(current, state, replies, server)
     assert after.tensors["average"]["w"].item() == 5 and after.tensors["velocity"]["w"].item() == -4
-    nobody = method.collect(round, state, {1: replies[1]}, server)
+    nobody = method.collect(current, state, {1: replies[1]}, server)
     assert nobody.tensors["average"] is one and "velocity" not in nobody.tensors
 
 
 def test_static_batch_norm_has_the_labelled_images_statistics() -> None:
     """The first BatchNorm's mean is that of its inputs over the labelled images: 50, in one batch of 50."""
     resnet = {"model__name": "resnet18", "model__norm": "batch", "model__width": 8, "server__batch": 50}
-    sites, _ = make(**resnet)
-    server = sites.server()
-    before = weights.save(server.model)
+    setup, _ = make(**resnet)
+    server = setup.server()
+    before = weights.get_weights(server.model)
     after = static_batch_norm(server, before)
     stem = server.model.body.stem[0]
     assert isinstance(stem, nn.Conv2d)
@@ -120,6 +121,6 @@ def test_static_batch_norm_has_the_labelled_images_statistics() -> None:
 
 
 def test_without_batch_norm_nothing_is_done() -> None:
-    sites, _ = make()
-    w = weights.save(sites.network())
-    assert static_batch_norm(sites.server(), w) is w
+    setup, _ = make()
+    w = weights.get_weights(setup.network())
+    assert static_batch_norm(setup.server(), w) is w

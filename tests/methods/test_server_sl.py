@@ -4,17 +4,17 @@ import numpy as np
 import torch
 
 from fedseal import weights
-from fedseal.config import parse
-from fedseal.core import Packet, Round, Site
+from fedseal.config.config import parse
+from fedseal.core import Images, Packet, Participant, Round
 from fedseal.data.pool import Federation, Pool
 from fedseal.learn import accuracy, predict, train_supervised
 from fedseal.methods.server_sl import ServerSL
-from fedseal.sites import Sites
+from fedseal.run_setup import RunSetup
 
 CLASSES = ("dark", "grey", "light")
 
 
-def make_sites(**server: object) -> Sites:
+def make_setup(**server: object) -> RunSetup:
     """30 labelled images of which grey value tells the class, 6 for validation, two clients with 5 each."""
     labels = np.arange(46, dtype=np.int64) % 3
     noise = np.random.default_rng(0).integers(0, 40, (46, 1, 12, 12))
@@ -23,11 +23,11 @@ def make_sites(**server: object) -> Sites:
     rows = np.arange(46, dtype=np.int64)
     federation = Federation(pool, rows[:30], rows[30:36], (rows[36:41], rows[41:]), ("a", "b"), {})
     raw = {"method": "server-sl", "engine": {"device": "cpu"}, "server": {"batch": 8, **server}}
-    return Sites(parse(raw, "test"), federation)
+    return RunSetup(parse(raw, "test"), federation)
 
 
-def method(sites: Sites) -> ServerSL:
-    chosen = sites.config.chosen()
+def method(setup: RunSetup) -> ServerSL:
+    chosen = setup.config.selected_method()
     assert isinstance(chosen, ServerSL)
     return chosen
 
@@ -36,9 +36,9 @@ def everyone(t: int) -> Round:
     return Round(t, cohort=(0, 1), everyone=(0, 1))
 
 
-def run(sites: Sites, server: Site, rounds: int) -> Packet:
-    learner = method(sites)
-    state = learner.start(server)
+def run(setup: RunSetup, server: Participant, rounds: int) -> Packet:
+    learner = method(setup)
+    state = learner.initial_state(server)
     for t in range(1, rounds + 1):
         state, requests = learner.server_round(everyone(t), state, server)
         assert requests == {}
@@ -51,16 +51,16 @@ def equal(a: weights.Tensors, b: weights.Tensors) -> bool:
 
 
 def test_starts_from_the_initial_weights() -> None:
-    sites = make_sites()
-    state = method(sites).start(sites.server())
+    setup = make_setup()
+    state = method(setup).initial_state(setup.server())
     assert list(state.tensors) == ["model"] and state.scalars == {}
-    assert equal(state.tensors["model"], weights.save(sites.network()))
+    assert equal(state.tensors["model"], weights.get_weights(setup.network()))
 
 
 def test_a_round_is_supervised_learning_and_asks_nobody() -> None:
-    sites = make_sites(lr=0.05, decay=0.5, epochs=2)
-    learner, server = method(sites), sites.server()
-    start = learner.start(server)
+    setup = make_setup(lr=0.05, decay=0.5, epochs=2)
+    learner, server = method(setup), setup.server()
+    start = learner.initial_state(server)
     first, requests = learner.server_round(everyone(1), start, server)
     second, more = learner.server_round(everyone(2), first, server)
     assert requests == {} and more == {}
@@ -70,47 +70,46 @@ def test_a_round_is_supervised_learning_and_asks_nobody() -> None:
 
 
 def test_collect_changes_nothing() -> None:
-    sites = make_sites(lr=0.05, epochs=1)
-    server = sites.server()
-    state = run(sites, server, 1)
+    setup = make_setup(lr=0.05, epochs=1)
+    server = setup.server()
+    state = run(setup, server, 1)
     stray = Packet({"model": {name: value + 1 for name, value in state.tensors["model"].items()}})
-    after = method(sites).collect(everyone(1), state, {0: stray}, server)
+    after = method(setup).collect(everyone(1), state, {0: stray}, server)
     assert list(after.tensors) == ["model"] and after.scalars == {}
     assert equal(after.tensors["model"], state.tensors["model"])
 
 
 def test_a_client_that_is_asked_all_the_same_does_nothing() -> None:
-    sites = make_sites()
-    client = sites.client(0, sites.network())
-    assert client.data.labels is None
+    setup = make_setup()
+    client = setup.client(0, setup.network())
+    assert type(client.data) is Images
     memory = Packet(scalars={"t": 7})
-    reply, after = method(sites).client_round(Packet({"model": {}}, {"t": 1}), memory, client)
+    reply, after = method(setup).client_round(Packet({"model": {}}, {"t": 1}), memory, client)
     assert reply.tensors == {} and reply.scalars == {} and after == memory
 
 
 def test_learns_what_can_be_learnt() -> None:
     """Three classes that a single grey value tells apart: from chance to every validation image right."""
-    sites = make_sites(lr=0.02, epochs=5)
-    server = sites.server()
-    assert server.validation is not None and server.validation.labels is not None
+    setup = make_setup(lr=0.02, epochs=5)
+    server = setup.server()
     seen = []
     for rounds in (0, 4):
-        probs = predict(server, run(sites, server, rounds).tensors["model"], server.validation)
+        probs = predict(server, run(setup, server, rounds).tensors["model"], server.validation)
         seen.append(accuracy(probs, server.validation.labels))
     assert seen[0] < 0.7 and seen[1] == 1.0
 
 
 def test_depends_on_configuration_and_seed_alone() -> None:
     """Not on what the server's model held before, nor on the clients."""
-    sites = make_sites(lr=0.02, epochs=1)
-    first = run(sites, sites.server(), 2).tensors["model"]
-    server = sites.server()
-    initial = method(sites).start(server)
+    setup = make_setup(lr=0.02, epochs=1)
+    first = run(setup, setup.server(), 2).tensors["model"]
+    server = setup.server()
+    initial = method(setup).initial_state(server)
     with torch.no_grad():
         for parameter in server.model.parameters():
             parameter.fill_(9.0)
-    state, _ = method(sites).server_round(Round(1, (), ()), initial, server)
-    state, _ = method(sites).server_round(Round(2, (), ()), state, server)
+    state, _ = method(setup).server_round(Round(1, (), ()), initial, server)
+    state, _ = method(setup).server_round(Round(2, (), ()), state, server)
     assert equal(state.tensors["model"], first)
 
 
@@ -118,6 +117,6 @@ def test_without_augmentation() -> None:
     """`server.augment = "none"` is the paper's "Server-SL w/o DA": other images, other weights."""
     results = []
     for augment in ("weak", "none"):
-        sites = make_sites(lr=0.02, epochs=1, augment=augment)
-        results.append(run(sites, sites.server(), 1).tensors["model"])
+        setup = make_setup(lr=0.02, epochs=1, augment=augment)
+        results.append(run(setup, setup.server(), 1).tensors["model"])
     assert not equal(*results)

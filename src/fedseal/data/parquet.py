@@ -1,4 +1,4 @@
-"""Images in Parquet files, in the layout of the Hugging Face hub."""
+"""Images in Parquet files, in the layout of the Hugging Face Hub."""
 
 import json
 import logging
@@ -9,13 +9,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fedseal.data import cache, download, folders
-from fedseal.data.pool import Pixels, Pool
+from fedseal.config.sections import DataSettings
+from fedseal.data import cache
+from fedseal.data.decode import decode_images
+from fedseal.data.pool import Pixels, Pool, PoolPart, join_parts
 from fedseal.errors import UserError
+from fedseal.system.progress import progress_bar
 
 log = logging.getLogger("fedseal")
 
 PARTS = ("train", "validation", "test")
+
+
+def load_parquet(data: DataSettings, progress: bool) -> Pool:
+    """The source "parquet" of the `[data]` section."""
+    return read_parquet(
+        Path(data.path), size=data.size or None, channels=data.channels or None, progress=progress
+    )
 
 
 def read_parquet(
@@ -25,31 +35,38 @@ def read_parquet(
     channels: int | None = None,
     progress: bool = True,
 ) -> Pool:
-    """Images in Hugging Face's layout, `train*.parquet` and `test*.parquet` (`validation*`, if there)."""
+    """Images in `train*.parquet`, `test*.parquet` and optionally `validation*.parquet`, as a cached pool."""
+
+    def build() -> tuple[Pool, str]:
+        return read_parts(folder, size, channels, progress), f"Parquet files in {folder}"
+
     files = [path for part in PARTS for path in sorted(folder.glob(f"{part}*.parquet"))]
-    key = cache.own_key("parquet", folder, files, size, channels)
-    build = lambda: (read_parts(folder, size, channels, progress), f"Parquet files in {folder}")  # noqa: E731
-    return cache.cached(key, build)
+    return cache.get_or_build(cache.own_images_key("parquet", folder, files, size, channels), build)
 
 
 def read_parts(folder: Path, size: int | None, channels: int | None, progress: bool) -> Pool:
+    """The same without the cache."""
     read = {}
     for part in PARTS:
         paths = sorted(folder.glob(f"{part}*.parquet"))
         if paths:
             read[part] = _read_part(paths, size, channels, progress)
         elif part != "validation":
-            raise UserError(f"{folder} has no {part}*.parquet: give a folder that has train* and test*")
+            raise UserError(
+                f"{folder} has no {part}*.parquet: give a folder with train*.parquet and test*.parquet."
+            )
     if len({images.pixels.shape[1:] for images in read.values()}) > 1:
-        raise UserError(f"the images in {folder} differ in size or colour: set size and channels")
+        raise UserError(f"The images in {folder} differ in size or colour: set data.size and data.channels.")
     highest = max(int(images.labels.max()) for images in read.values())
     classes = read["train"].classes or tuple(map(str, range(highest + 1)))
     if highest >= len(classes):
-        raise UserError(f"{folder} has a label {highest} but names {len(classes)} classes: mend either")
-    return folders.join("parquet", read, classes)
+        raise UserError(
+            f"{folder} has a label {highest} but names {len(classes)} classes: correct one of them."
+        )
+    return join_parts("parquet", read, classes)
 
 
-def _read_part(paths: list[Path], size: int | None, channels: int | None, progress: bool) -> folders.Images:
+def _read_part(paths: list[Path], size: int | None, channels: int | None, progress: bool) -> PoolPart:
     images: list[Pixels] = []
     labels: list[int] = []
     skipped: list[str] = []
@@ -60,39 +77,41 @@ def _read_part(paths: list[Path], size: int | None, channels: int | None, progre
             columns = file.schema_arrow.names
             column = "image" if "image" in columns else "img"
             if not {column, "label"} <= set(columns):
-                raise UserError(f"{path} needs the columns image and label, but has {', '.join(columns)}")
+                raise UserError(f"{path} needs the columns image and label, but has {', '.join(columns)}.")
             classes = classes or _class_names(file.schema_arrow.metadata)
-            with download.bar(path.name, file.metadata.num_rows, progress) as advance:
+            with progress_bar(path.name, file.metadata.num_rows, show=progress) as advance:
                 row = 0
                 for batch in file.iter_batches(1024, columns=[column, "label"]):
                     content = batch.column(column).field("bytes").to_pylist()
                     for image, label in zip(
-                        folders.decode_many(content, size, channels),
+                        decode_images(content, size, channels),
                         batch.column("label").cast("int64").to_pylist(),
                         strict=True,
                     ):
-                        if isinstance(image, Exception) or label is None or label < 0:  # -1: not labelled
+                        if isinstance(image, Exception) or label is None or label < 0:  # -1: no label
                             skipped.append(f"{path} row {row}")
-                            log.warning("skipped row %d of %s: no image or no label", row, path)
+                            log.warning("skipped row %d of %s: no readable image or no label", row, path)
                         else:
                             images.append(image)
                             labels.append(label)
                         row += 1
                     advance(len(content))
         except (pa.ArrowException, OSError, KeyError, AttributeError) as error:
-            raise UserError(f"{path} is no Parquet file of images that can be read ({error})") from error
+            raise UserError(f"{path} is not a Parquet file of images ({error}): replace it.") from error
     if not images:
-        raise UserError(f"{paths[0]} has no usable image: give another folder")
+        raise UserError(f"{paths[0]} has no readable image with a label: give another folder.")
     if len({image.shape for image in images}) > 1:
-        raise UserError(f"the images in {paths[0]} differ in size or colour: set size and channels")
+        raise UserError(
+            f"The images in {paths[0]} differ in size or colour: set data.size and data.channels."
+        )
     _, height, width = images[0].shape
     if height != width:
-        raise UserError(f"the images in {paths[0]} are {width}×{height}, not square: set size")
-    return folders.Images(np.stack(images), np.array(labels, dtype=np.int64), classes, tuple(skipped))
+        raise UserError(f"The images in {paths[0]} are {width}×{height}, not square: set data.size.")
+    return PoolPart(np.stack(images), np.array(labels, dtype=np.int64), classes, tuple(skipped))
 
 
 def _class_names(metadata: Mapping[bytes, bytes] | None) -> tuple[str, ...]:
-    """As Hugging Face's library writes them into the schema."""
+    """The class names that Hugging Face's `datasets` library writes into the schema, if present."""
     try:
         about = json.loads((metadata or {})[b"huggingface"])
         return tuple(map(str, about["info"]["features"]["label"]["names"]))

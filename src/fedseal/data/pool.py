@@ -1,6 +1,6 @@
-"""All images of one source in one array, and how they are dealt out to a server and its clients."""
+"""All images of a data source in one array, and their split between a server and its clients."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,18 +13,18 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Pool:
-    """Every image of a source, in a read-only (memory-mapped) array."""
+    """All images of a data source, in a read-only (memory-mapped) array."""
 
     name: str
     pixels: Pixels  # [N, C, H, W]
-    labels: Ints  # [N]; -1 where nobody knows
+    labels: Ints  # [N]; -1 if unknown
     classes: tuple[str, ...]
-    parts: Mapping[str, range]  # "train", "test"; of own folders: "server", "clients/<name>", "test"
-    flips: bool  # a mirrored image is still an image of its class
-    skipped: tuple[str, ...] = ()  # files that were no images
+    parts: Mapping[str, range]  # "train", "test"; from folders: "server", "clients/<name>", "test"
+    flips: bool  # whether mirroring an image keeps its class
+    skipped: tuple[str, ...] = ()  # files that are not readable images
 
     def __getstate__(self) -> dict[str, Any]:
-        """To another process goes the name of the mapped file, not a copy of its images."""
+        """Pickles a memory-mapped array as the name of its file, so that other processes map it too."""
         pixels = self.pixels
         if isinstance(pixels, np.memmap):
             return self.__dict__ | {"pixels": (pixels.filename, pixels.offset, pixels.shape)}
@@ -38,13 +38,35 @@ class Pool:
 
 
 @dataclass(frozen=True)
+class PoolPart:
+    """The images of one part of a pool, before the parts are joined."""
+
+    pixels: Pixels  # [N, C, size, size]
+    labels: Ints  # [N]; -1 if unknown
+    classes: tuple[str, ...]  # empty if the images have no labels
+    skipped: tuple[str, ...]  # files that are not readable images
+
+
+def join_parts(name: str, read: Mapping[str, PoolPart], classes: Sequence[str]) -> Pool:
+    """A pool of the user's own images, part after part. Whether to mirror them is up to `augment.flip`."""
+    parts, start = {}, 0
+    for part, images in read.items():
+        parts[part] = range(start, start + len(images.labels))
+        start += len(images.labels)
+    pixels = np.concatenate([images.pixels for images in read.values()])
+    labels = np.concatenate([images.labels for images in read.values()])
+    skipped = tuple(file for images in read.values() for file in images.skipped)
+    return Pool(name, pixels, labels, tuple(classes), parts, flips=False, skipped=skipped)
+
+
+@dataclass(frozen=True)
 class Federation:
-    """A pool dealt out: indices into its arrays, each image used at most once in training."""
+    """The split of a pool: indices into its arrays. Training uses each image at most once."""
 
     pool: Pool
     labelled: Ints  # the server's training images, D_s
     validation: Ints  # the server's validation images, D_s^val
     clients: tuple[Ints, ...]  # D_n of each client
     names: tuple[str, ...]  # of the clients
-    tests: Mapping[str, Ints]  # "test" is the paper's test set; "official" the data set's own, if another
-    fingerprint: str = ""  # of all of the above, the pixels included
+    tests: Mapping[str, Ints]  # "test" as in the paper; "official" if the data set's own test set differs
+    fingerprint: str = ""  # of all of the above, including the pixels

@@ -1,40 +1,40 @@
-"""FedAvg with a server that learns, too: what the compared methods have in common.
+"""FedAvg with a training server: the common part of most compared methods.
 
-The server trains the clients' average on its labels (as in FedSEAL's step 1) and sends it to the cohort; the
-cohort's models are averaged uniformly. What a client does is the method's own.
+The server trains the clients' average on its labels, as in step 1 of FedSEAL, and sends it to the cohort.
+The cohort's models are averaged uniformly. A subclass says how a client trains.
 """
 
 from abc import abstractmethod
 from collections.abc import Mapping
 
 from fedseal import weights
-from fedseal.core import Method, Packet, Round, Site
+from fedseal.core import Method, Packet, Participant, Round, Server
 from fedseal.learn import train_supervised
 from fedseal.weights import Tensors
 
 
 class FedAvg(Method):
-    """Methods whose client trains from the global model alone and remembers nothing."""
+    """Base of methods whose clients train from the global model and remember nothing."""
 
-    def start(self, server: Site) -> Packet:
-        w = weights.save(server.model)
+    def initial_state(self, server: Server) -> Packet:
+        w = weights.get_weights(server.model)
         return Packet({"model": w, "average": w})
 
-    def server_round(self, round: Round, state: Packet, server: Site) -> tuple[Packet, dict[int, Packet]]:
-        w = train_supervised(server, state.tensors["average"], round.t, stream="rounds")
-        request = Packet({"model": w}, {"t": round.t, "train": True})
-        return Packet({"model": w}), dict.fromkeys(round.cohort, request)
+    def server_round(self, current: Round, state: Packet, server: Server) -> tuple[Packet, dict[int, Packet]]:
+        w = train_supervised(server, state.tensors["average"], current.t, stream="rounds")
+        request = Packet({"model": w}, {"t": current.t, "train": True})
+        return Packet({"model": w}), dict.fromkeys(current.cohort, request)
 
-    def client_round(self, request: Packet, memory: Packet, client: Site) -> tuple[Packet, Packet]:
+    def client_round(self, request: Packet, memory: Packet, client: Participant) -> tuple[Packet, Packet]:
         t = int(request.scalars["t"])
         w, counts = self.train_client(client, request.tensors["model"], t)
         return Packet({"model": w}, {"t": t, **counts}), memory
 
     @abstractmethod
-    def train_client(self, client: Site, start: Tensors, t: int) -> tuple[Tensors, dict[str, int]]:
-        """A client's model of round t, from the global model, and what the client counts."""
+    def train_client(self, client: Participant, start: Tensors, t: int) -> tuple[Tensors, dict[str, int]]:
+        """A client's model of round t, trained from the global model, and the client's counts."""
 
-    def collect(self, round: Round, state: Packet, replies: Mapping[int, Packet], server: Site) -> Packet:
-        models = {k: reply.tensors["model"] for k, reply in replies.items()}
-        average = weights.average(models) if models else state.tensors["model"]
+    def collect(self, current: Round, state: Packet, replies: Mapping[int, Packet], server: Server) -> Packet:
+        w, models = state.tensors["model"], {k: reply.tensors["model"] for k, reply in replies.items()}
+        average = server.aggregation.combine(models, w) if models else w
         return Packet({**state.tensors, "average": average})

@@ -1,8 +1,8 @@
-"""FedAvg-SL: FedAvg (McMahan et al. 2017) with the clients' images taken as labelled, the upper bound.
+"""FedAvg-SL: FedAvg (McMahan et al. 2017, arXiv 1602.05629) with labelled clients, the upper bound.
 
-The only method that may see clients' labels. The server has no step of its own, as in standard FedAvg, unless
-it is asked for: then only the clients' labels tell it from the other methods. Clients augment weakly, as
-Server-SL does.
+This is the only method that sees the clients' labels. As in standard FedAvg, the server has no training step
+unless `server_step` asks for one; then only the clients' labels distinguish it from the other methods.
+Clients augment weakly, as Server-SL does.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from fedseal.core import Packet, Round, Site
+from fedseal.core import LabelledParticipant, Packet, Participant, Round, Server
 from fedseal.learn import train_supervised
 from fedseal.methods.fedavg import FedAvg
 from fedseal.weights import Tensors
@@ -22,22 +22,21 @@ class FedAvgSL(FedAvg):
     needs_client_labels: ClassVar[bool] = True
     strong_views: ClassVar[bool] = False
 
-    # None rather than False: the configurations of what was measured before stay as they are.
-    server_step: bool | None = Field(
-        None, description="true: the server learns from its own labels in every round, too"
-    )
+    server_step: bool = Field(False, description="also train on the server's labels in every round")
 
-    def server_round(self, round: Round, state: Packet, server: Site) -> tuple[Packet, dict[int, Packet]]:
+    def server_round(self, current: Round, state: Packet, server: Server) -> tuple[Packet, dict[int, Packet]]:
         if self.server_step:
-            return super().server_round(round, state, server)
-        request = Packet({"model": state.tensors["average"]}, {"t": round.t, "train": True})
-        return state, dict.fromkeys(round.cohort, request)
+            return super().server_round(current, state, server)
+        request = Packet({"model": state.tensors["average"]}, {"t": current.t, "train": True})
+        return state, dict.fromkeys(current.cohort, request)
 
-    def train_client(self, client: Site, start: Tensors, t: int) -> tuple[Tensors, dict[str, int]]:
+    def train_client(self, client: Participant, start: Tensors, t: int) -> tuple[Tensors, dict[str, int]]:
+        if not isinstance(client, LabelledParticipant):
+            raise TypeError(f"{client.name} has no labels, which FedAvg-SL needs")
         return train_supervised(client, start, t), {}
 
-    def collect(self, round: Round, state: Packet, replies: Mapping[int, Packet], server: Site) -> Packet:
-        after = super().collect(round, state, replies, server)
+    def collect(self, current: Round, state: Packet, replies: Mapping[int, Packet], server: Server) -> Packet:
+        after = super().collect(current, state, replies, server)
         if self.server_step:
             return after
         average = after.tensors["average"]

@@ -1,8 +1,8 @@
-"""FedAvg-UDA: the plain combination of FedAvg and UDA (Xie et al. 2020).
+"""FedAvg-UDA: FedAvg combined with UDA (Xie et al. 2020, arXiv 1904.12848).
 
-As FedAvg-FixMatch, but the target is the weak view's confidences sharpened by a temperature of 0.4, and the
-loss is the KL divergence. The FedSEAL paper masks at 0.9, UDA's own default is 0.8. UDA's training signal
-annealing concerns labelled images, which a client does not have.
+Like FedAvg-FixMatch, but the target is the weak view's confidences, sharpened by a temperature of 0.4, and
+the loss is the KL divergence. The FedSEAL paper masks at 0.9; UDA's own default is 0.8. UDA's training
+signal annealing concerns labelled images, which clients do not have.
 """
 
 from pydantic import Field
@@ -15,7 +15,7 @@ from fedseal.methods.fedavg_fixmatch import FedAvgFixMatch
 class FedAvgUDA(FedAvgFixMatch):
     """The `[fedavg-uda]` section."""
 
-    temperature: float = Field(0.4, gt=0, description="of the softmax that sharpens the target")
+    temperature: float = Field(0.4, gt=0, description="softmax temperature that sharpens the target")
 
-    def unsupervised(self, weak: Tensor, strong: Tensor) -> Tensor:
+    def unsupervised_loss(self, weak: Tensor, strong: Tensor) -> Tensor:
         return uda_loss(weak, strong, self.threshold, self.temperature)

@@ -1,19 +1,22 @@
-"""FedMatch (Jeong et al. 2021), labels at the server: disjoint weights and inter-client consistency.
+"""FedMatch (Jeong et al. 2021, arXiv 2006.12097), labels at the server: disjoint weights and inter-client
+consistency.
 
-The network's weights are σ + ψ. The server trains σ on its labels, clients train ψ with σ held, and ψ alone
-comes back and is averaged. Every tenth round a client also gets the ψ of its two nearest clients ("helpers"):
-it is drawn to their predictions, and they vote with it on pseudo-labels. Nearness is that of the outputs for
-one fixed image of noise.
+The network's weights are σ + ψ. The server trains σ on its labels; clients train ψ with σ fixed, and only ψ
+is sent back and averaged. Every tenth round a client also receives the ψ of its two nearest clients
+("helpers"). It is drawn towards their predictions, and they vote with it on pseudo-labels. Clients are near
+if their models' outputs for one fixed noise image are close.
 
-With σ held, a step on ψ is the same step on w = σ + ψ; so w is what is trained, and ψ = w − σ. (Weight decay
-is on w, too, not on the part that is trained.)
+With σ fixed, a step on ψ is the same step on w = σ + ψ. So w is trained here, and ψ = w − σ. Weight decay,
+too, applies to w.
 
-Differs from the original: clients augment by this library's RandAugment; σ's server step augments as
-`server.augment` says (the original: not at all); learning rates, momentum, epochs and batches are those of
-the configuration. The weights of 10, on the server's loss and on ‖σ − ψ‖², are made for the original's plain
-SGD and single epochs: with a momentum of 0.9 a step is a hundred times the learning rate, and accuracy was
-seen to go from 50 to 2 per cent and back within the first ten rounds, so set both momenta to 0. As in the
-original's code, helpers serve in the round that they are sent in alone. Networks with BatchNorm are refused.
+Differences from the original:
+- Clients augment with this library's RandAugment. The server's step augments as `server.augment` says; the
+  original does not augment there.
+- Learning rates, momentum, epochs and batches come from the configuration. The weights of 10, on the
+  server's loss and on ‖σ − ψ‖², are made for plain SGD and single epochs. With momentum 0.9, accuracy
+  dropped from 50 to 2 per cent within the first ten rounds, so set both momenta to 0.
+- As in the original's code, helpers serve only in the round in which they are sent.
+- Networks with BatchNorm are refused.
 """
 
 import logging
@@ -25,7 +28,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedseal import weights
-from fedseal.core import Images, Method, Packet, Round, Site
+from fedseal.core import Images, Method, Packet, Participant, Round, Server
 from fedseal.learn import Batch, fit, learning_rate, predict, train_supervised
 from fedseal.losses import agreed_labels, consistency_loss
 from fedseal.models import refuse_batch_norm
@@ -45,38 +48,38 @@ class FedMatch(Method):
     agreement_weight: float = Field(0.01, ge=0, description="λ_a: weight of the loss on voted labels")
     sparsity: float = Field(1e-5, ge=0, description="λ_L1: weight of |ψ|")
     proximity: float = Field(10.0, ge=0, description="λ_L2: weight of ‖σ − ψ‖²")
-    threshold: float = Field(0.75, ge=0, le=1, description="confidence from which an image counts")
-    helpers: int = Field(2, ge=0, description="helpers of a client")
-    helpers_every: int = Field(10, ge=1, description="rounds between those with helpers")
-    psi_factor: float = Field(0.2, ge=0, description="initial ψ: so much of initial weights")
+    threshold: float = Field(0.75, ge=0, le=1, description="minimum confidence of an image")
+    helpers: int = Field(2, ge=0, description="helpers per client")
+    helpers_every: int = Field(10, ge=1, description="helpers are sent every this many rounds")
+    psi_factor: float = Field(0.2, ge=0, description="initial ψ as a fraction of the initial weights")
 
-    def check(self, server: Site) -> None:
+    def check(self, server: Server) -> None:
         refuse_batch_norm(server.model, "FedMatch")
-        if server.learning.momentum > 0:
-            log.warning("server.momentum: FedMatch may not learn with it; set it and client.momentum to 0")
+        if server.training.momentum > 0:
+            log.warning("FedMatch may not learn with momentum: set server.momentum and client.momentum to 0")
 
-    def start(self, server: Site) -> Packet:
-        sigma = weights.save(server.model)
+    def initial_state(self, server: Server) -> Packet:
+        sigma = weights.get_weights(server.model)
         psi = {name: self.psi_factor * sigma[name] for name, _ in server.model.named_parameters()}
         w = added(sigma, psi)
         return Packet({"model": w, "average": w, "sigma": sigma, "psi": psi})
 
-    def server_round(self, round: Round, state: Packet, server: Site) -> tuple[Packet, dict[int, Packet]]:
+    def server_round(self, current: Round, state: Packet, server: Server) -> tuple[Packet, dict[int, Packet]]:
         psi = state.tensors["psi"]
         w = train_supervised(
-            server, state.tensors["average"], round.t, stream="rounds", weight=self.supervised_weight
+            server, state.tensors["average"], current.t, stream="rounds", weight=self.supervised_weight
         )
         sigma = {name: value - psi[name] if name in psi else value for name, value in w.items()}
-        plain = Packet({"sigma": sigma, "psi": psi}, {"t": round.t, "train": True})
-        requests = dict.fromkeys(round.cohort, plain)
-        if round.t % self.helpers_every == 0:
-            for k in round.cohort:
+        plain = Packet({"sigma": sigma, "psi": psi}, {"t": current.t, "train": True})
+        requests = dict.fromkeys(current.cohort, plain)
+        if current.t % self.helpers_every == 0:
+            for k in current.cohort:
                 near = nearest(k, state.tensors.get("outputs", {}), self.helpers)
                 helpers = {f"helper.{i}": state.tensors[f"psi.{other}"] for i, other in enumerate(near)}
                 requests[k] = Packet({**plain.tensors, **helpers}, plain.scalars)
         return Packet({**state.tensors, "model": w, "sigma": sigma}), requests
 
-    def client_round(self, request: Packet, memory: Packet, client: Site) -> tuple[Packet, Packet]:
+    def client_round(self, request: Packet, memory: Packet, client: Participant) -> tuple[Packet, Packet]:
         sigma, psi, t = request.tensors["sigma"], request.tensors["psi"], int(request.scalars["t"])
         helpers = [added(sigma, v) for name, v in request.tensors.items() if name.startswith("helper.")]
         helped = torch.zeros(len(client.data), 0, client.classes)
@@ -100,10 +103,10 @@ class FedMatch(Method):
         w = fit(client, added(sigma, psi), batches, loss, learning_rate(client, t))
         return Packet({"psi": {name: w[name] - sigma[name] for name in psi}}, {"t": t}), memory
 
-    def client_batches(self, client: Site, t: int, helped: Tensor) -> Iterator[Batch]:
-        """Mini-batches (images as they are, strong views, the helpers' confidences [n, helpers, M])."""
-        pixels, size, generator = client.data.pixels, client.learning.batch, client.rng(t, "batches")
-        for _ in range(client.learning.epochs):
+    def client_batches(self, client: Participant, t: int, helped: Tensor) -> Iterator[Batch]:
+        """Mini-batches: plain images, strong views, the helpers' confidences [n, helpers, M]."""
+        pixels, size, generator = client.data.pixels, client.training.batch, client.rng(t, "batches")
+        for _ in range(client.training.epochs):
             rows = torch.randperm(len(pixels), generator=generator)
             images = pixels[rows]
             strong = client.augment.strong(images, generator)
@@ -117,11 +120,11 @@ class FedMatch(Method):
         near = torch.stack([(fixed - psi).square().sum() for fixed, psi in pairs]).sum()
         return self.sparsity * sparse + self.proximity * near
 
-    def collect(self, round: Round, state: Packet, replies: Mapping[int, Packet], server: Site) -> Packet:
+    def collect(self, current: Round, state: Packet, replies: Mapping[int, Packet], server: Server) -> Packet:
         sigma, groups = state.tensors["sigma"], dict(state.tensors)
         received = {k: reply.tensors["psi"] for k, reply in replies.items()}
         if received:
-            groups["psi"] = weights.average(received)
+            groups["psi"] = server.aggregation.combine(received, state.tensors["psi"])
         groups["average"] = added(sigma, groups["psi"])
         if self.helpers:
             noise = Images(self.noise(server))
@@ -130,19 +133,19 @@ class FedMatch(Method):
             groups |= {f"psi.{k}": psi for k, psi in received.items()}
         return Packet(groups)
 
-    def noise(self, server: Site) -> Tensor:
-        """The image [1, C, H, W] that all clients' models are compared by, the same in every round."""
+    def noise(self, server: Server) -> Tensor:
+        """The image [1, C, H, W] by which clients' models are compared, the same in every round."""
         empty = torch.empty(1, *server.data.pixels.shape[1:])
         return nn.init.trunc_normal_(empty, 125, 125, 0, 255, generator=server.rng(0, "noise"))
 
 
 def added(sigma: Mapping[str, Tensor], psi: Mapping[str, Tensor]) -> Tensors:
-    """w = σ + ψ. What is no parameter (the normalisation of inputs) is in σ alone."""
+    """w = σ + ψ. Buffers (the input normalisation) are only in σ."""
     return {name: value + psi[name] if name in psi else value for name, value in sigma.items()}
 
 
 def nearest(k: int, outputs: Mapping[str, Tensor], number: int) -> list[int]:
-    """The clients whose outputs are nearest to client k's, by Euclidean distance; none before it has any."""
+    """The clients whose outputs are nearest to client k's; none until client k has an output."""
     if str(k) not in outputs:
         return []
     own = outputs[str(k)]

@@ -1,28 +1,30 @@
 """FedRGD (Zhang et al. 2021, "Improving Semi-supervised Federated Learning by Reducing the Gradient Diversity
 of Models"): grouping-based averaging, group normalisation, and FixMatch's loss at the clients.
 
-Server and clients train side by side from the same global model. The cohort is dealt into groups anew each
-round; the server's model is averaged with each group, then the groups' averages are. So the server weighs
-more than one client does: S/(K + S) of the whole for K clients in S equal groups.
+Server and clients train in parallel from the same global model. The cohort is divided into random groups in
+each round. The server's model is averaged with each group, then the groups' averages are averaged. So the
+server weighs more than a client: S/(K + S) of the total for K clients in S equal groups.
 
-Differs from the original: groups are dealt anew each round, and everybody starts from the mean of the groups;
-in its code groups are fixed, a group's clients go on from their group's average, and only the server's copies
-from the mean of all. Learning rates, epochs and batches are those of the configuration, as for every method
-here; the original averages every 16 steps and multiplies all learning rates by the models in a group, to make
-up for the averaging. Raise `server.lr` alone: clients that move as fast follow the first class that they are
-sure of, and soon take every image for it (`docs/results.md`).
-GroupNorm is a setting of the network (`model.norm = "group"`); networks with BatchNorm are refused. The
-"non-IID" of the FedRGD paper's tables is one class a client, so that its numbers (which the FedSEAL paper
-quotes) are not like for like with a Dirichlet split.
+Differences from the original:
+- Groups change in each round, and everybody starts from the mean of the groups. In the original code groups
+  are fixed, and a group's clients continue from their group's average.
+- Learning rates, epochs and batches come from the configuration. The original averages every 16 steps and
+  multiplies all learning rates by the number of models in a group. Here, raise `server.lr` only: with a high
+  client learning rate, clients follow the first class that becomes confident and assign it to every image
+  (`docs/evidence.md`).
+- GroupNorm is a setting of the network (`model.norm = "group"`). Networks with BatchNorm are refused.
+
+"Non-IID" in the FedRGD paper means one class per client, so its numbers, which the FedSEAL paper quotes, are
+not comparable with a Dirichlet split.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from pydantic import Field
 
-from fedseal import weights
-from fedseal.core import Packet, Round, Site
+from fedseal.aggregate import mean
+from fedseal.core import Packet, Round, Server
 from fedseal.learn import train_supervised
 from fedseal.methods.fedavg_fixmatch import FedAvgFixMatch
 from fedseal.models import refuse_batch_norm
@@ -32,30 +34,39 @@ from fedseal.weights import Tensors
 class FedRGD(FedAvgFixMatch):
     """The `[fedrgd]` section."""
 
-    threshold: float = Field(0.95, ge=0, le=1, description="confidence from which a pseudo-label counts")
-    groups: int = Field(2, ge=1, description="S: groups that clients are averaged in, each with the server")
+    threshold: float = Field(0.95, ge=0, le=1, description="minimum confidence of a pseudo-label")
+    groups: int = Field(2, ge=1, description="S: number of groups; the server is averaged into each")
 
-    def check(self, server: Site) -> None:
+    def check(self, server: Server) -> None:
         refuse_batch_norm(server.model, "FedRGD")
 
-    def server_round(self, round: Round, state: Packet, server: Site) -> tuple[Packet, dict[int, Packet]]:
+    def server_round(self, current: Round, state: Packet, server: Server) -> tuple[Packet, dict[int, Packet]]:
         w = state.tensors["average"]
-        own = train_supervised(server, w, round.t, stream="rounds")
-        request = Packet({"model": w}, {"t": round.t, "train": True})
-        return Packet({**state.tensors, "server": own}), dict.fromkeys(round.cohort, request)
+        trained = train_supervised(server, w, current.t, stream="rounds")
+        request = Packet({"model": w}, {"t": current.t, "train": True})
+        return Packet({**state.tensors, "server": trained}), dict.fromkeys(current.cohort, request)
 
-    def collect(self, round: Round, state: Packet, replies: Mapping[int, Packet], server: Site) -> Packet:
-        order = torch.randperm(len(round.cohort), generator=server.rng(round.t, "groups"))
-        members = [[round.cohort[i] for i in part] for part in order.tensor_split(self.groups)]
-        models = {k: reply.tensors["model"] for k, reply in replies.items()}
-        w = grouped_average(state.tensors["server"], models, members)
+    def collect(self, current: Round, state: Packet, replies: Mapping[int, Packet], server: Server) -> Packet:
+        order = torch.randperm(len(current.cohort), generator=server.rng(current.t, "groups"))
+        groups = [[current.cohort[i] for i in part] for part in order.tensor_split(self.groups)]
+        w = grouped_mean(
+            state.tensors["server"],
+            {k: reply.tensors["model"] for k, reply in replies.items()},
+            groups,
+            lambda models: server.aggregation.combine(models, state.tensors["average"]),
+        )
         return Packet({"model": w, "average": w})
 
 
-def grouped_average(server: Tensors, models: Mapping[int, Tensors], groups: list[list[int]]) -> Tensors:
-    """The mean over groups of the mean of the server's model and those of the group's clients."""
+def grouped_mean(
+    server: Tensors,
+    models: Mapping[int, Tensors],
+    groups: list[list[int]],
+    combine: Callable[[Mapping[int, Tensors]], Tensors] = mean,
+) -> Tensors:
+    """The mean over groups of the combined models of the server and of the group's clients."""
     means = {
-        i: weights.average({-1: server} | {k: models[k] for k in group if k in models})
+        i: combine({-1: server} | {k: models[k] for k in group if k in models})
         for i, group in enumerate(groups)
     }
-    return weights.average(means)
+    return mean(means)

@@ -1,18 +1,18 @@
-"""FedSEAL (Bian, Fu, Xu): self-ensemble learning and negative learning. Algorithm 1 of the paper.
+"""FedSEAL (Bian, Fu, Xu 2021, arXiv 2110.07829): self-ensemble learning and negative learning.
 
-What the paper leaves open is an option here; `docs/paper-map.md` has the table of options, defaults and
-reasons.
+This is Algorithm 1 of the paper. Where the paper is ambiguous, there is an option; `docs/paper-map.md` lists
+the options with their defaults and reasons.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from fedseal import paper, weights
-from fedseal.core import Method, Packet, Prepared, Round, Site
+from fedseal.core import Method, Metrics, Packet, Participant, PreparationStep, Round, Server
 from fedseal.learn import Batch, fit, learning_rate, predict, train_supervised
 from fedseal.weights import Tensors
 
@@ -20,84 +20,94 @@ from fedseal.weights import Tensors
 class FedSEAL(Method):
     """The `[fedseal]` section."""
 
-    bootstrap_epochs: int = Field(750, ge=0, description="supervised epochs before round 1; 0: random start")
-    ensemble: bool = Field(True, description="label with the mean over all past models, not the last alone")
-    scope: Literal["all", "sampled"] = Field("all", description="who updates the ensemble in a round")
+    titles: ClassVar[Mapping[str, str]] = {
+        "positive": "D⁺",
+        "negative": "D⁻",
+        "tau": "thresholds τ",
+        "lambda": "λ",
+    }
+
+    bootstrap_epochs: int = Field(
+        750, ge=0, description="supervised epochs before round 1; 0: start from random weights"
+    )
+    ensemble: bool = Field(
+        True, description="label by the mean over all past global models, not by the last one"
+    )
+    scope: Literal["all", "sampled"] = Field(
+        "all", description="clients that update their ensemble in a round"
+    )
     negative: bool = Field(True, description="negative learning on images outside D⁺")
-    theta: float = Field(0.1, ge=0, le=1, description="θ: complementary labels have p̄ ≤ θ")
+    theta: float = Field(0.1, ge=0, le=1, description="θ: a complementary label needs p̄ ≤ θ")
     threshold: Literal["true-count", "predicted-count", "fixed"] = Field(
         "predicted-count",
-        description="τ: Eq. 5 over the images predicted (predicted-count), as printed (true-count), or fixed",
+        description="τ: Eq. 5 over the predicted images (predicted-count), as printed (true-count), or fixed",
     )
-    tau: float = Field(0.9, ge=0, description="the fixed value")
-    labels: Literal["hard", "soft"] = Field("hard", description="pseudo-labels: the class, or p̄ itself")
-    positive_weight: float = Field(0.25, ge=0, description="λ0")
-    schedule: paper.Schedule = Field("approach-one", description="how λ goes from λ0")
-    schedule_rate: float = Field(0.95, ge=0.5, le=1, description="λ's rate per round")
-    schedule_until: int = Field(100, ge=0, le=1000, description="the round after which λ stays")
+    tau: float = Field(0.9, ge=0, description="the value of τ with threshold = fixed")
+    labels: Literal["hard", "soft"] = Field("hard", description="pseudo-labels: hard (the class) or soft (p̄)")
+    positive_weight: float = Field(0.25, ge=0, description="λ0, the initial weight of the loss on D⁺")
+    schedule: paper.Schedule = Field("approach-one", description="how λ changes over the rounds")
+    schedule_rate: float = Field(0.95, ge=0.5, le=1, description="rate of change of λ per round")
+    schedule_until: int = Field(100, ge=0, le=1000, description="the round after which λ is constant")
     batches: Literal["joint", "paired"] = Field(
         "paired",
-        description="a mini-batch: joint, B_c of D⁺ ∪ D⁻, or paired, B_c of each, the smaller set repeated",
+        description="a mini-batch: joint (B_c images of D⁺ ∪ D⁻) or paired (B_c of each, the smaller set"
+        " repeated)",
     )
 
-    def start(self, server: Site) -> Packet:
-        w = weights.save(server.model)
+    def initial_state(self, server: Server) -> Packet:
+        w = weights.get_weights(server.model)
         return Packet({"model": w, "average": w}, {"bootstrapped": 0})
 
-    def prepare(self, state: Packet, server: Site) -> Iterator[Prepared]:
-        """Bootstrapping: w⁰ from the server's labels alone, the very steps of Server-SL."""
+    def prepare(self, state: Packet, server: Server) -> Iterator[PreparationStep]:
+        """Bootstrapping: w⁰ from the server's labels alone, by the same steps as Server-SL."""
         w, total = state.tensors["model"], self.bootstrap_epochs
-        size = max(server.learning.epochs, 1)
+        size = max(server.training.epochs, 1)
         for done in range(int(state.scalars["bootstrapped"]), total, size):
             after = min(done + size, total)
             w = train_supervised(server, w, done // size + 1, epochs=after - done)
             state = Packet({"model": w, "average": w}, {"bootstrapped": after})
-            yield Prepared("bootstrapping", after, total, state)
+            yield PreparationStep("bootstrapping", after, total, state)
 
-    def server_round(self, round: Round, state: Packet, server: Site) -> tuple[Packet, dict[int, Packet]]:
-        """Step 1: the global model w^t and the thresholds τ^t; step 2 sends them out."""
-        w = train_supervised(server, state.tensors["average"], round.t, stream="rounds")
+    def server_round(self, current: Round, state: Packet, server: Server) -> tuple[Packet, dict[int, Packet]]:
+        """Step 1: the global model w^t and the thresholds τ^t. Step 2 sends them out."""
+        w = train_supervised(server, state.tensors["average"], current.t, stream="rounds")
         tau = {"tau": self.thresholds(w, server)}
         weight = paper.positive_weight(
-            self.schedule, self.positive_weight, round.t, self.schedule_rate, self.schedule_until
+            self.schedule, self.positive_weight, current.t, self.schedule_rate, self.schedule_until
         )
-        scalars = {"t": round.t, "lambda": weight}
+        scalars = {"t": current.t, "lambda": weight}
         train = Packet({"model": w, "thresholds": tau}, scalars | {"train": True})
         listen = Packet({"model": w}, scalars | {"train": False})
-        requests = dict.fromkeys(round.cohort, train)
+        requests = dict.fromkeys(current.cohort, train)
         if self.ensemble and self.scope == "all":
-            requests = {k: requests.get(k, listen) for k in round.everyone}
+            requests = {k: requests.get(k, listen) for k in current.everyone}
         return Packet({"model": w, "thresholds": tau}, scalars), requests
 
-    def thresholds(self, w: Tensors, server: Site) -> Tensor:
+    def thresholds(self, w: Tensors, server: Server) -> Tensor:
         """Eq. 5, or the fixed value for every class."""
         if self.threshold == "fixed":
             return torch.full((server.classes,), self.tau)
-        assert server.validation is not None and server.validation.labels is not None
         probs = predict(server, w, server.validation)
         return paper.thresholds(probs, server.validation.labels, self.threshold)
 
-    def client_round(self, request: Packet, memory: Packet, client: Site) -> tuple[Packet, Packet]:
-        """Step 3: labels the images by the ensemble, and trains on D⁺ and D⁻ if sampled."""
+    def client_round(self, request: Packet, memory: Packet, client: Participant) -> tuple[Packet, Packet]:
+        """Step 3: labels the images by the ensemble; a sampled client also trains on D⁺ and D⁻."""
         w, t = request.tensors["model"], int(request.scalars["t"])
         if self.ensemble:
-            memory = remember(w, t, memory, client)
+            memory = update_ensemble(w, t, memory, client)
             mean = memory.tensors["images"]["mean"]
-        if not request.scalars["train"]:
+        if not request.trains:
             return Packet(scalars={"t": t}), memory
         if not self.ensemble:
             mean = predict(client, w, client.data)
 
         tau = request.tensors["thresholds"]["tau"]
         draw = client.rng(t, "complementary")
-        positive = paper.positive_set(mean, tau).nonzero().squeeze(1)  # D⁺
-        negative = (
-            paper.negative_set(mean, tau, self.theta).nonzero().squeeze(1)[: None if self.negative else 0]
-        )
+        positive, negative = (mask.nonzero().squeeze(1) for mask in self.label_sets(mean, tau))  # D⁺, D⁻
         y_plus = paper.pseudo_labels(mean)[positive]
         y_minus = paper.complementary_labels(mean, self.theta, draw)[negative]
-        client.diagnose("positive", positive, y_plus)
-        client.diagnose("negative", negative, y_minus)
+        client.record_labels("positive", positive, y_plus)
+        client.record_labels("negative", negative, y_minus, complementary=True)
 
         if len(positive) + len(negative) > 0:
             target = y_plus if self.labels == "hard" else mean[positive]
@@ -116,16 +126,21 @@ class FedSEAL(Method):
         scalars = {"t": t, "positive": len(positive), "negative": len(negative)}
         return Packet({"model": dict(w)}, scalars), memory
 
+    def label_sets(self, mean: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+        """The masks of D⁺ (Eq. 10) and D⁻ (Eq. 12); D⁻ is empty without negative learning."""
+        negative = paper.negative_set(mean, tau, self.theta)
+        return paper.positive_set(mean, tau), negative if self.negative else torch.zeros_like(negative)
+
     def client_batches(
-        self, client: Site, t: int, positive: Tensor, target: Tensor, negative: Tensor, y_minus: Tensor
+        self, client: Participant, t: int, positive: Tensor, target: Tensor, negative: Tensor, y_minus: Tensor
     ) -> Iterator[Batch]:
         """Mini-batches (images, targets of those from D⁺, labels of those from D⁻), D⁺ first in each.
 
-        D⁺ is strongly augmented anew in every epoch, D⁻ is left as it is (Eqs. 14 and 15).
+        D⁺ is strongly augmented afresh in every epoch; D⁻ is not augmented (Eqs. 14 and 15).
         """
-        pixels, size, generator = client.data.pixels, client.learning.batch, client.rng(t, "batches")
+        pixels, size, generator = client.data.pixels, client.training.batch, client.rng(t, "batches")
         plus, minus = len(positive), len(negative)
-        for _ in range(client.learning.epochs):
+        for _ in range(client.training.epochs):
             if self.batches == "joint":
                 rows = torch.randperm(plus + minus, generator=generator).split(size)
                 pairs = [(chunk[chunk < plus], chunk[chunk >= plus] - plus) for chunk in rows]
@@ -141,18 +156,42 @@ class FedSEAL(Method):
                 images = torch.cat([augmented, pixels[negative[m]]]).to(client.device).float()
                 yield images, target[p].to(client.device), y_minus[m].to(client.device)
 
-    def collect(self, round: Round, state: Packet, replies: Mapping[int, Packet], server: Site) -> Packet:
-        """Step 4: Eq. 2, the average that the next round starts from."""
-        models = {k: replies[k].tensors["model"] for k in round.cohort if k in replies}
-        average = weights.average(models) if models else state.tensors["model"]
+    def collect(self, current: Round, state: Packet, replies: Mapping[int, Packet], server: Server) -> Packet:
+        """Step 4: Eq. 2, the average from which the next round starts."""
+        w = state.tensors["model"]
+        models = {k: replies[k].tensors["model"] for k in current.cohort if k in replies}
+        average = server.aggregation.combine(models, w) if models else w
         return Packet({**state.tensors, "average": average}, state.scalars)
 
+    def metrics(self, state: Packet) -> Metrics:
+        return {
+            "tau": state.tensors["thresholds"]["tau"].tolist(),
+            "lambda": float(state.scalars["lambda"]),
+        }
 
-def remember(w: Tensors, t: int, memory: Packet, client: Site) -> Packet:
-    """Eq. 8: p̄ with w^t taken in, once for each round however often and late the request comes.
+    def preparation_epochs(self) -> int:
+        return self.bootstrap_epochs
 
-    Each image has its own count, so that a client that misses rounds stays right, and an image that an engine
-    adds to the memory with a count of 0 starts fresh.
+    def predicts_everywhere(self) -> bool:
+        return self.ensemble and self.scope == "all"
+
+    def explain_labels(
+        self, memory: Packet, metrics: Metrics, predict: Callable[[], Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        mean = memory.tensors["images"]["mean"] if "images" in memory.tensors else predict()
+        positive, negative = self.label_sets(mean, torch.tensor(metrics["tau"]))
+        return mean, {
+            "learned as this class (D⁺)": positive,
+            "learned as not another class (D⁻)": negative,
+            "not used": ~(positive | negative),
+        }
+
+
+def update_ensemble(w: Tensors, t: int, memory: Packet, client: Participant) -> Packet:
+    """Eq. 8: the ensemble mean p̄ after w^t, once per round even if the request comes twice or late.
+
+    Each image has a count of its own, so a client that misses rounds stays correct, and a new image (with
+    count 0) starts afresh.
     """
     if int(memory.scalars.get("t", 0)) >= t:
         return memory
@@ -167,7 +206,7 @@ def remember(w: Tensors, t: int, memory: Packet, client: Site) -> Packet:
 
 
 def repeated_batches(n: int, length: int, size: int, generator: torch.Generator) -> list[Tensor]:
-    """`length` of the numbers below n, shuffled and repeated when used up, in batches; none if n = 0."""
+    """`length` numbers below n in batches: shuffled once, and repeated when used up; empty for n = 0."""
     order = torch.randperm(n, generator=generator)
     if n == 0:
         return [order] * -(-length // size)

@@ -1,16 +1,19 @@
-"""SemiFL (Diao, Ding, Tarokh 2022): alternate training.
+"""SemiFL (Diao, Ding, Tarokh 2022, arXiv 2106.01432): alternate training.
 
-The clients' average is fine-tuned on the server's labels *before* it goes out, so that a client can trust it:
-it labels its images once, on receipt, and keeps those labels through all of its epochs. It learns them on
-strong views of its confident images, and on mixtures of those with any of its images (mixup). A client with
-nothing confident is left out of the average.
+The server fine-tunes the clients' average on its labels *before* sending it out. A client labels its images
+once, on receipt, and keeps those labels through all of its epochs. It learns them on strong views of its
+confident images, and on mixtures of those with any of its images (mixup). A client without confident images
+is left out of the average.
 
-Differs from the original: the statistics of BatchNorm are taken over the server's labelled images alone
-(the original's `sbn = 0`), since its default pools the clients' images. Learning rates, epochs, batches and
-decay are those of the configuration, as for every method here (the original has 0.03 with a cosine schedule).
+Differences from the original:
+- BatchNorm statistics come from the server's labelled images only (the original's `sbn = 0`); the original's
+  default pools the clients' images.
+- Learning rates, epochs, batches and decay come from the configuration; the original uses a learning rate of
+  0.03 with a cosine schedule.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,7 +21,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedseal import weights
-from fedseal.core import Packet, Round, Site
+from fedseal.core import Packet, Participant, Round, Server
 from fedseal.learn import Batch, fit, learning_rate, predict
 from fedseal.losses import mixup_loss
 from fedseal.methods.fedavg import FedAvg
@@ -29,23 +32,25 @@ from fedseal.weights import Tensors
 class SemiFL(FedAvg):
     """The `[semifl]` section."""
 
-    threshold: float = Field(0.95, ge=0, le=1, description="confidence from which a pseudo-label counts")
-    beta: float = Field(0.75, gt=0, description="mixup: the share is drawn from Beta(β, β)")
+    titles: ClassVar[Mapping[str, str]] = {"confident": "confident images"}
+
+    threshold: float = Field(0.95, ge=0, le=1, description="minimum confidence of a pseudo-label")
+    beta: float = Field(0.75, gt=0, description="mixup: the mixing weight is drawn from Beta(β, β)")
     mix_weight: float = Field(1.0, ge=0, description="weight of the mixup loss")
     momentum: float = Field(0.5, ge=0, lt=1, description="momentum of the server's averaging")
-    clip: float = Field(1.0, gt=0, description="largest norm of a client's gradient")
+    clip: float = Field(1.0, gt=0, description="maximum norm of a client's gradient")
 
-    def server_round(self, round: Round, state: Packet, server: Site) -> tuple[Packet, dict[int, Packet]]:
-        after, requests = super().server_round(round, state, server)
+    def server_round(self, current: Round, state: Packet, server: Server) -> tuple[Packet, dict[int, Packet]]:
+        after, requests = super().server_round(current, state, server)
         w = static_batch_norm(server, after.tensors["model"])
-        request = Packet({"model": w}, {"t": round.t, "train": True})
+        request = Packet({"model": w}, {"t": current.t, "train": True})
         kept = {k: v for k, v in state.tensors.items() if k == "velocity"}
         return Packet({"model": w, **kept}), dict.fromkeys(requests, request)
 
-    def train_client(self, client: Site, start: Tensors, t: int) -> tuple[Tensors, dict[str, int]]:
+    def train_client(self, client: Participant, start: Tensors, t: int) -> tuple[Tensors, dict[str, int]]:
         confidence, labels = predict(client, start, client.data).max(dim=1)
         confident = (confidence >= self.threshold).nonzero().squeeze(1)
-        client.diagnose("confident", confident, labels[confident])
+        client.record_labels("confident", confident, labels[confident])
         if not len(confident):
             return start, {"confident": 0}
 
@@ -57,11 +62,13 @@ class SemiFL(FedAvg):
         w = fit(client, start, batches, loss, learning_rate(client, t), clip=self.clip)
         return w, {"confident": len(confident)}
 
-    def client_batches(self, client: Site, t: int, confident: Tensor, labels: Tensor) -> Iterator[Batch]:
-        """Mini-batches (strong views, then mixtures; labels; labels of what was mixed in; its share)."""
-        pixels, size, generator = client.data.pixels, client.learning.batch, client.rng(t, "batches")
+    def client_batches(
+        self, client: Participant, t: int, confident: Tensor, labels: Tensor
+    ) -> Iterator[Batch]:
+        """Mini-batches: strong views and mixtures, labels, labels of the mixed-in images, mixing weight."""
+        pixels, size, generator = client.data.pixels, client.training.batch, client.rng(t, "batches")
         n = len(confident)
-        for _ in range(client.learning.epochs):
+        for _ in range(client.training.epochs):
             rows = confident[torch.randperm(n, generator=generator)]
             others = torch.randint(len(pixels), (n,), generator=generator)
             strong = client.augment.strong(pixels[rows], generator)
@@ -75,23 +82,23 @@ class SemiFL(FedAvg):
             for (a, b, y, other), share in zip(zip(*parts, strict=True), shares, strict=True):
                 yield torch.cat([a, b]), y, other, share
 
-    def collect(self, round: Round, state: Packet, replies: Mapping[int, Packet], server: Site) -> Packet:
+    def collect(self, current: Round, state: Packet, replies: Mapping[int, Packet], server: Server) -> Packet:
+        w = state.tensors["model"]
         models = {k: r.tensors["model"] for k, r in replies.items() if r.scalars.get("confident", 0)}
         if not models:
-            return Packet({**state.tensors, "average": state.tensors["model"]})
-        average, velocity = momentum_step(
-            state.tensors["model"], weights.average(models), state.tensors.get("velocity"), self.momentum
-        )
-        return Packet({"model": state.tensors["model"], "average": average, "velocity": velocity})
+            return Packet({**state.tensors, "average": w})
+        combined = server.aggregation.combine(models, w)
+        average, velocity = momentum_step(w, combined, state.tensors.get("velocity"), self.momentum)
+        return Packet({"model": w, "average": average, "velocity": velocity})
 
 
 def momentum_step(
     before: Tensors, after: Tensors, velocity: Tensors | None, momentum: float
 ) -> tuple[Tensors, Tensors]:
-    """Averaging as a step of SGD with momentum, from `before` down the "gradient" before − after.
+    """Averaging as a step of SGD with momentum, with `before` − `after` as the gradient.
 
-    Gives the weights and the new velocity. BatchNorm's statistics, which momentum could make negative, and
-    integer buffers are taken from `after`.
+    Returns the weights and the new velocity. Integer buffers and BatchNorm statistics, which momentum could
+    make negative, are taken from `after`.
     """
     moved: Tensors = {}
     kept: Tensors = {}
@@ -111,21 +118,21 @@ def beta(parameter: float, n: int, generator: torch.Generator) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).beta(parameter, parameter, n)).float()
 
 
-def static_batch_norm(server: Site, w: Tensors) -> Tensors:
-    """The weights with BatchNorm's statistics taken anew over the server's labelled images."""
+def static_batch_norm(server: Server, w: Tensors) -> Tensors:
+    """The weights with BatchNorm statistics recomputed over the server's labelled images."""
     norms = [m for m in server.model.modules() if isinstance(m, nn.BatchNorm2d)]
     if not norms:
         return w
-    weights.load(server.model, w)
+    weights.set_weights(server.model, w)
     usual = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None  # the plain mean over batches
     server.model.train()
     with torch.no_grad():
-        for images in server.data.pixels.split(max(server.learning.batch, 2)):
+        for images in server.data.pixels.split(max(server.training.batch, 2)):
             if len(images) > 1:
                 server.model(images.to(server.device))
     for norm, momentum in zip(norms, usual, strict=True):
         norm.momentum = momentum
-    return weights.save(server.model)
+    return weights.get_weights(server.model)

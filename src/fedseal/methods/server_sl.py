@@ -1,31 +1,30 @@
-"""Server-SL: supervised learning on the server's labels alone, the lower bound every result is read against.
+"""Server-SL: supervised learning on the server's labels alone, the lower bound.
 
-Without augmentation ("Server-SL w/o DA" in the paper's CIFAR-10 table) it is the same with
-`server.augment = "none"`.
+"Server-SL w/o DA" in the paper's CIFAR-10 table is the same with `server.augment = "none"`.
 """
 
 from collections.abc import Mapping
 from typing import ClassVar
 
 from fedseal import weights
-from fedseal.core import Method, Packet, Round, Site
+from fedseal.core import Method, Packet, Participant, Round, Server
 from fedseal.learn import train_supervised
 
 
 class ServerSL(Method):
-    """No client is asked for anything."""
+    """Sends no request to any client."""
 
-    asks_clients: ClassVar[bool] = False
+    uses_clients: ClassVar[bool] = False
     strong_views: ClassVar[bool] = False
 
-    def start(self, server: Site) -> Packet:
-        return Packet({"model": weights.save(server.model)})
+    def initial_state(self, server: Server) -> Packet:
+        return Packet({"model": weights.get_weights(server.model)})
 
-    def server_round(self, round: Round, state: Packet, server: Site) -> tuple[Packet, dict[int, Packet]]:
-        return Packet({"model": train_supervised(server, state.tensors["model"], round.t)}), {}
+    def server_round(self, current: Round, state: Packet, server: Server) -> tuple[Packet, dict[int, Packet]]:
+        return Packet({"model": train_supervised(server, state.tensors["model"], current.t)}), {}
 
-    def client_round(self, request: Packet, memory: Packet, client: Site) -> tuple[Packet, Packet]:
+    def client_round(self, request: Packet, memory: Packet, client: Participant) -> tuple[Packet, Packet]:
         return Packet(), memory
 
-    def collect(self, round: Round, state: Packet, replies: Mapping[int, Packet], server: Site) -> Packet:
+    def collect(self, current: Round, state: Packet, replies: Mapping[int, Packet], server: Server) -> Packet:
         return state

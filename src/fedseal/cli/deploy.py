@@ -1,0 +1,196 @@
+"""The commands of a deployment: keys, serve and join."""
+
+import re
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from fedseal.cli.common import PRESET_HELP, Assignments, parse_assignments
+from fedseal.errors import UserError
+from fedseal.system.environment import set_up_process
+from fedseal.system.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from fedseal.config import load
+    from fedseal.deploy import client as deploy_client
+    from fedseal.deploy import keys as deploy_keys
+    from fedseal.deploy import server as deploy_server
+    from fedseal.deploy import superlink
+    from fedseal.storage import run_folder
+else:
+    load = LazyModule("fedseal.config.load")
+    deploy_client = LazyModule("fedseal.deploy.client")
+    deploy_keys = LazyModule("fedseal.deploy.keys")
+    deploy_server = LazyModule("fedseal.deploy.server")
+    superlink = LazyModule("fedseal.deploy.superlink")
+    run_folder = LazyModule("fedseal.storage.run_folder")
+
+keys_app = typer.Typer(
+    no_args_is_help=True,
+    help="Create the keys of a deployment.",
+    epilog="Example:  fedseal keys init keys --host server.example --client north --client south",
+)
+
+KeysFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of all keys.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds these commands to the command line."""
+    app.add_typer(keys_app, name="keys")
+    app.command(epilog="Example:  fedseal serve folders --labels labels --keys keys --host 0.0.0.0")(serve)
+    app.command(epilog="Example:  fedseal join server.example:8000 --images photos --key north.key")(join)
+
+
+@keys_app.command("init", epilog="Example:  fedseal keys init keys --host 10.0.0.1 --client north")
+def keys_init(
+    folder: KeysFolder,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST",
+            help="Name or address by which clients reach the server, besides localhost. Repeatable.",
+        ),
+    ] = None,
+    client: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Name of a client. Repeatable.")
+    ] = None,
+) -> None:
+    """Create a CA, the server's certificate, and a key pair for each client.
+
+    Give each client its file DIR/clients/NAME.key. 'fedseal serve' needs the folder.
+    """
+    _print_files(deploy_keys.create_keys(folder, host or [], client or []), folder)
+
+
+@keys_app.command("add-client", epilog="Example:  fedseal keys add-client keys west")
+def keys_add_client(
+    folder: KeysFolder,
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of the new clients.")],
+) -> None:
+    """Create key pairs for more clients. They can take part in runs that start afterwards."""
+    _print_files(deploy_keys.add_clients(folder, names), folder)
+
+
+def _print_files(files: list[Path], folder: Path) -> None:
+    typer.echo(f"{folder}: keep this folder secret")
+    for file in files:
+        typer.echo(f"{file}: give this file to client {file.stem} only")
+
+
+def serve(
+    source: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml", help=PRESET_HELP)],
+    labels: Annotated[Path, typer.Option(metavar="DIR", help="Labelled images, one folder per class.")],
+    keys: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder that 'fedseal keys init' created.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(metavar="HOST", help="Address to listen on; 0.0.0.0 for all interfaces.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", help="Port to listen on.", min=1, max=65535)] = 8000,
+    clients: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Start when N clients are connected. Default: all clients.", min=1),
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Give up if they do not connect in this time.")
+    ] = 600,
+    test: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Labelled test images, one folder per class.")
+    ] = None,
+    validation: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Labelled validation images. Default: some of --labels are held out."
+        ),
+    ] = None,
+    set_: Assignments = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run folder. Default: runs/PRESET-served-seedN.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="No TLS and no keys: anyone can listen and take part."),
+    ] = False,
+    name: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Name of a client, with --insecure. Repeatable.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no summary.")] = False,
+) -> None:
+    """Train with clients on other machines.
+
+    This machine holds the labelled images and gets the model. Start 'fedseal join' on each client. The run
+    folder is the same as that of 'fedseal train'. See docs/deploy.md for a complete example.
+    """
+    set_up_process()
+    if insecure == (keys is not None):
+        raise UserError("Give either --keys DIR ('fedseal keys init' creates it) or --insecure.")
+    if insecure and not name:
+        raise UserError("With --insecure, give the --name of each client.")
+    names = sorted(deploy_keys.read_registered(keys)) if keys else sorted(set(name or []))
+    number = len(names) if clients is None else clients
+    if number > len(names):
+        raise UserError(f"--clients is {number}, but only {len(names)} may take part: {', '.join(names)}.")
+    config = load.load_config(source, parse_assignments(set_))
+    folder = out or run_folder.default_folder(source, config, "-served")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # an orderly end, as with Ctrl-C
+    result = deploy_server.serve(
+        config,
+        folder,
+        superlink.Endpoint(host, port, keys),
+        deploy_server.LabelledFolders(labels, validation, test),
+        names,
+        clients=number,
+        wait=wait,
+        resume=resume,
+        console=Console(quiet=quiet, highlight=False),
+    )
+    if not quiet:
+        typer.echo(f"accuracy {result.accuracy:.2%}, run folder: {result.folder}")
+
+
+def join(
+    server: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Address of 'fedseal serve'.")],
+    images: Annotated[
+        Path, typer.Option(metavar="DIR", help="This client's images, in any subfolders. They stay here.")
+    ],
+    key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="NAME.key that 'fedseal keys' created.")
+    ] = None,
+    memory: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for what this client remembers between rounds.")
+    ] = Path("fedseal-memory"),
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Give up if the server does not answer in this time.")
+    ] = 600,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no key.")] = False,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="This client's name, with --insecure.")
+    ] = None,
+    method: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Copy of the server's method file, if it uses its own method."),
+    ] = None,
+) -> None:
+    """Take part in a run with the images of a folder, which never leave this machine.
+
+    Ends when the run ends. If the connection breaks, it waits for the server and continues.
+    """
+    set_up_process()
+    if insecure == (key is not None):
+        raise UserError("Give either --key FILE or --insecure.")
+    if insecure and not name:
+        raise UserError("With --insecure, give this client's --name.")
+    if not re.fullmatch(r".+:\d{1,5}", server) or "/" in server:
+        raise UserError(f"The server's address must be HOST:PORT, such as 10.0.0.1:8000, not '{server}'.")
+    if not images.is_dir():
+        raise UserError(f"There is no folder {images}: give the folder of this client's images.")
+    if method and not method.is_file():
+        raise UserError(f"There is no file {method}: give a copy of the server's method file.")
+    client_key = deploy_keys.read_client_key(key) if key else None
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # an orderly end, as with Ctrl-C
+    client = deploy_client.Client(server, images, memory, name or "", client_key, method)
+    client.join(wait, typer.echo)

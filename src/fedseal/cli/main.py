@@ -1,0 +1,100 @@
+"""The command line: collects the commands, and turns errors into one sentence and an exit code."""
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from fedseal.cli import data, deploy, reproduce, runs, train
+from fedseal.cli.common import errors
+from fedseal.errors import UserError
+from fedseal.system.environment import set_up_process
+from fedseal.system.processes import end_with_parent
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="""Semi-supervised federated learning: a few labels at the server, many unlabelled images at clients.
+
+    First run:  [bold]fedseal train demo --baseline[/]
+
+    Your own images:  [bold]fedseal train folders --set data.path=my-images[/]
+    """,
+)
+app.command(epilog="Example:  fedseal train fmnist-lenet --seed 1 --set fedseal.theta=0.05 --out runs/theta")(
+    train.train
+)
+app.command(epilog="Example:  fedseal presets")(train.presets)
+app.command(epilog="Example:  fedseal show fmnist-lenet --set method=semifl > mine.toml")(train.show)
+app.command(epilog="Example:  fedseal evaluate runs/demo-seed0")(runs.evaluate)
+app.command(epilog="Example:  fedseal report runs/demo-seed0 runs/demo-semifl-seed0 --out comparison.html")(
+    runs.report
+)
+app.command(epilog="Example:  fedseal predict runs/demo-seed0 shoe.png shirt.jpg")(runs.predict)
+app.add_typer(data.app, name="data")
+app.command(epilog="Example:  fedseal reproduce table-fmnist-lenet --seeds 3 --jobs 2")(reproduce.reproduce)
+deploy.add_to(app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedseal {version('fedseal')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def run_safely(command: Callable[[], None]) -> int:
+    """Runs a command and returns its exit code; a user's mistake is one sentence on stderr."""
+    try:
+        command()
+    except UserError as error:
+        errors.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        return error.exit_code
+    except OSError as error:  # disk, permissions
+        errors.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        return UserError.exit_code
+    except KeyboardInterrupt:
+        errors.print("Stopped.")
+        return 130
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else 1
+    return 0
+
+
+class StderrHandler(logging.Handler):
+    """Prints log messages to stderr, one line each; a progress bar stays below them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+
+
+def ignore_disk_errors(error: threading.ExceptHookArgs) -> None:
+    """Prints no traceback if TensorBoard's thread meets a full disk: the run reports it as well."""
+    if not isinstance(error.exc_value, OSError):
+        threading.__excepthook__(error)
+
+
+def main() -> None:
+    """Entry point of `fedseal`."""
+    set_up_process()
+    end_with_parent()
+    logging.getLogger("fedseal").addHandler(StderrHandler())
+    threading.excepthook = ignore_disk_errors
+    with suppress(BrokenPipeError):
+        sys.exit(run_safely(lambda: app(prog_name="fedseal")))

@@ -1,0 +1,134 @@
+"""The commands train, presets and show."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedseal.cli.common import PRESET_HELP, Assignments, console, errors, parse_assignments
+from fedseal.system.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from fedseal.config import load
+    from fedseal.report import run, titles, write
+    from fedseal.storage import run_folder
+    from fedseal.training import train as training
+else:
+    load = LazyModule("fedseal.config.load")
+    run = LazyModule("fedseal.report.run")
+    titles = LazyModule("fedseal.report.titles")
+    write = LazyModule("fedseal.report.write")
+    run_folder = LazyModule("fedseal.storage.run_folder")
+    training = LazyModule("fedseal.training.train")
+
+
+def train(
+    source: Annotated[str, typer.Argument(metavar="[PRESET|FILE.toml]", help=PRESET_HELP)] = "demo",
+    set_: Assignments = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Run folder. Default: runs/PRESET-seedN, or runs/PRESET-METHOD-seedN with another method.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="Seed of the split, the weights and all random draws.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="Worker processes. Default: one per core.")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="NAME", help="local, or flower for Flower's simulation.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Also train Server-SL on the same split, for comparison.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no summary.")] = False,
+) -> None:
+    """Train a preset or a configuration file.
+
+    The run folder then holds the model, the metrics of every round, a checkpoint and an HTML report. Stop a
+    run at any time with Ctrl-C, and continue it with --resume.
+    """
+    changes = parse_assignments(set_)
+    if seed is not None:
+        changes["seed"] = seed
+    if workers is not None:
+        changes["engine.workers"] = workers
+    if engine is not None:
+        changes["engine.name"] = engine
+    config = load.load_config(source, changes)
+    folder = out or run_folder.default_folder(source, config)
+    terminal = Console(quiet=quiet, highlight=False)
+    try:
+        compared = None
+        result = training.run_training(config, folder, resume=resume, console=terminal)
+        if baseline and config.method != "server-sl":
+            below = folder / "server-sl"
+            begun = (below / "config.toml").exists()
+            compared = training.run_training(
+                training.server_only(config), below, resume=resume or begun, console=terminal
+            )
+            if (folder / "report.html").stat().st_mtime < (below / "summary.json").stat().st_mtime:
+                write.rewrite_report(folder)  # now with the baseline
+    except KeyboardInterrupt:
+        words = ["fedseal", "train", str(folder / "config.toml"), "--out", str(folder), "--resume"]
+        command = shlex.join(words + ["--baseline"] * baseline)
+        begun = (folder / "config.toml").exists()
+        errors.print(f"Stopped. Continue with: {escape(command)}" if begun else "Stopped.", soft_wrap=True)
+        raise typer.Exit(130) from None
+    _show_result(terminal, result, compared)
+
+
+def _show_result(
+    terminal: Console, result: "run_folder.Result", compared: "run_folder.Result | None"
+) -> None:
+    """The accuracy, and Server-SL's beside it: after as many rounds, and after as many supervised epochs."""
+    summary = result.summary
+    rounds, images = summary["rounds"], "test" if "test_accuracy" in summary else "validation"
+    table = Table("", f"{images} accuracy", "margin", box=None, header_style="bold")
+    table.add_row(f"{summary['method']}, {rounds} rounds", f"[bold]{result.accuracy:.2%}[/]", "")
+    if compared is not None:
+        longest = compared.summary["rounds"]
+        notes = {rounds: "", longest: ", as many supervised epochs"} if longest > rounds else {rounds: ""}
+        for t, note in notes.items():
+            accuracy = compared.accuracy_after(t)
+            margin = f"{100 * (result.accuracy - accuracy):+.2f} points"
+            table.add_row(f"Server-SL, {t} rounds{note}", f"{accuracy:.2%}", margin)
+    terminal.print()
+    terminal.print(table)
+    labels, seconds = summary["labels"], summary["seconds"]
+    terminal.print(
+        f"accuracy of {titles.MODELS[summary['evaluate']]}, mean of the last ten rounds;"
+        f" {labels['total']} labels ({labels['training']} for training, {labels['validation']} for"
+        f" validation); {seconds:.0f} s"
+    )
+    if missed := run.format_left_out(summary):
+        terminal.print(f"replies left out: {escape(missed)}; events.jsonl says why", soft_wrap=True)
+    terminal.print(f"run folder: {escape(str(result.folder))}", soft_wrap=True)
+    terminal.print(f"report: {escape(str(result.folder / 'report.html'))}", soft_wrap=True)
+
+
+def presets() -> None:
+    """List the built-in configurations."""
+    table = Table(box=None, show_header=False)
+    for name, title in load.list_presets().items():
+        table.add_row(f"[bold]{name}[/]", escape(title))
+    console.print(table)
+
+
+def show(
+    source: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml", help=PRESET_HELP)],
+    set_: Assignments = None,
+) -> None:
+    """Print a configuration with every key, its value and its meaning.
+
+    Save the output to a file, edit it, and train it with 'fedseal train FILE.toml'.
+    """
+    typer.echo(load.load_config(source, parse_assignments(set_)).to_annotated_toml(), nl=False)

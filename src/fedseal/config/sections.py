@@ -1,0 +1,169 @@
+"""The sections of a configuration file, one class each; a method's section is the method's own class."""
+
+import os
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+# Own folders define these counts themselves, so the keys are 0 there.
+FOLDER_COUNTS = ("labels", "clients", "images_per_client")
+TEST_COUNTS = ("test_per_client", "held_out_test")
+
+
+class Settings(BaseModel):
+    """Base of all sections: typed, frozen, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _reject_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation in (int, float):
+            raise ValueError("a number is needed, not true or false")
+        return value
+
+
+class DataSettings(Settings):
+    """The `[data]` section. The defaults are the paper's Fashion-MNIST split."""
+
+    source: str = Field("fashion-mnist", description="the data set; parquet and folders read your own images")
+    path: str = Field("", description="the folder of your own images (parquet and folders)")
+    labels: int = Field(
+        500, ge=0, description="labelled images at the server, equal per class; 0 with folders: all of them"
+    )
+    validation: int = Field(
+        200,
+        ge=0,
+        description="validation images at the server, equal per class; with folders and no validation folder:"
+        " images held out of server/, 0 for a fifth",
+    )
+    clients: int = Field(10, ge=0, description="number of clients; 0 with folders: one per client folder")
+    images_per_client: int = Field(
+        1200, ge=0, description="unlabelled images of each client; 0 with folders: all in its folder"
+    )
+    test_per_client: int = Field(
+        0,
+        ge=0,
+        description="test images per client, in the client's class mix, drawn from the official test set;"
+        " 0: the whole official test set",
+    )
+    held_out_test: int = Field(
+        0,
+        ge=0,
+        description="test images held out of training and test set together, in proportion to the classes;"
+        " 0: the official test set",
+    )
+    partition: Literal["iid", "dirichlet", "fedmatch"] = Field(
+        "dirichlet", description="how classes are spread over clients; not used with folders"
+    )
+    alpha: float = Field(
+        0.3, gt=0, allow_inf_nan=False, description="Dirichlet parameter; smaller means more skewed clients"
+    )
+    size: int = Field(
+        0,
+        ge=0,
+        description="height and width to which images are resized; 0: the data set's own, folders: 32",
+    )
+    channels: Literal[0, 1, 3] = Field(
+        0, description="1 for grey, 3 for colour; 0: the data set's own, folders: 3"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _folders_default_to_all(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("source") == "folders":
+            return dict.fromkeys((*FOLDER_COUNTS, "validation"), 0) | values
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _make_path_absolute(cls, values: Any) -> Any:
+        """A run can then be resumed from any folder."""
+        if not isinstance(values, dict) or values.get("source") not in ("parquet", "folders"):
+            return values
+        path = values.get("path")
+        if not isinstance(path, str | os.PathLike) or not str(path):
+            return values
+        home = os.path.expanduser(path)  # noqa: PTH111 - Path.expanduser raises for an unknown user
+        return values | {"path": str(Path(home).absolute())}
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> Self:
+        if self.source in ("parquet", "folders") and not self.path:
+            raise ValueError(f'source = "{self.source}" needs path')
+        for key in FOLDER_COUNTS:
+            if self.source != "folders" and getattr(self, key) == 0:
+                raise ValueError(f"{key} must be at least 1")
+        for key in (*FOLDER_COUNTS, *TEST_COUNTS):
+            if self.source == "folders" and getattr(self, key) != 0:
+                raise ValueError(f"{key} does not apply to folders, whose content decides it: leave it out")
+        if self.test_per_client and self.held_out_test:
+            raise ValueError("test_per_client and held_out_test exclude each other: set one of them to 0")
+        return self
+
+
+class ModelSettings(Settings):
+    """The `[model]` section."""
+
+    name: str = Field("lenet", description="the network")
+    norm: Literal["none", "batch", "group"] = Field(
+        "none", description="normalisation after convolutions: none, batch or group"
+    )
+    width: int = Field(64, ge=4, multiple_of=4, description="channels of a ResNet's first layer")
+    stem: Literal["small", "large"] = Field(
+        "small",
+        description="first layer of ResNet-18: small (3×3, stride 1) or large (7×7, stride 2, max-pool)",
+    )
+
+
+class AugmentSettings(Settings):
+    """The `[augment]` section: weak and strong augmentation."""
+
+    flip: bool | None = Field(
+        None, description="mirror images at random; left out: the data set's default (no for digits)"
+    )
+    shift: int = Field(4, ge=0, description="weak: shift by up to this many pixels in each direction")
+    weak_first: bool = Field(True, description="strong: apply the weak augmentation before RandAugment")
+    n: int = Field(2, ge=0, description="strong: RandAugment operations per image")
+    m: int = Field(10, ge=0, le=30, description="strong: RandAugment magnitude, 0 to 30")
+
+
+class TrainingSettings(Settings):
+    """How a participant trains: the `[client]` section."""
+
+    lr: float = Field(0.001, gt=0, description="learning rate of round 1")
+    decay: float = Field(0.995, gt=0, le=1, description="learning rate factor per round")
+    momentum: float = Field(0.9, ge=0, lt=1, description="SGD momentum, reset each round")
+    weight_decay: float = Field(0.0, ge=0, description="SGD weight decay")
+    epochs: int = Field(5, ge=0, description="epochs per round")
+    batch: int = Field(32, ge=1, description="batch size")
+    threads: int = Field(1, ge=1, description="CPU threads; the last bit of a sum depends on their number")
+
+
+class ServerTrainingSettings(TrainingSettings):
+    """The `[server]` section."""
+
+    threads: int = Field(
+        0, ge=0, description="CPU threads; 0: one per core, and config.toml records that number"
+    )
+    augment: Literal["none", "weak", "strong"] = Field(
+        "weak", description="augmentation of the labelled images"
+    )
+
+
+class EngineSettings(Settings):
+    """The `[engine]` section: how a run is executed.
+
+    It does not change the result, except for the last bits on another device and for clients that miss a
+    deadline.
+    """
+
+    name: str = Field("local", description="where clients run: local (worker processes) or flower (simulation)")
+    workers: int = Field(0, ge=0, description="worker processes for the clients; 0: one per core")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="device of all tensors")
+    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+    deadline: float = Field(600, gt=0, description="seconds that a round waits for clients on other machines")
+    min_replies: int = Field(
+        1, ge=0, description="usable replies that a round needs; the run stops if there are fewer"
+    )

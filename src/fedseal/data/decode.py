@@ -1,0 +1,60 @@
+"""Image files as arrays of pixels.
+
+Every image is rotated according to its EXIF data, converted to grey or RGB, cropped to a centred square and
+resized (bilinear, antialiased), so that nothing is distorted. An image that has the right size already keeps
+its pixels.
+"""
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from fedseal.data.pool import Pixels
+
+# No others: for some formats, Pillow starts external programs.
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+
+
+def decode_image(file: Path | bytes, size: int | None, channels: int | None) -> Pixels:
+    """One image as [C, H, W]; None keeps the image's own size or channels. Raises what Pillow raises."""
+    with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS) as opened:
+        image: Image.Image = ImageOps.exif_transpose(opened)
+        if image.mode.startswith("I;16"):  # convert() would clip at 255
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        grey = channels == 1 if channels else image.mode in ("1", "L", "LA", "I", "F")
+        image = image.convert("L" if grey else "RGB")
+        if size is not None and image.size != (size, size):
+            image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+        pixels = np.asarray(image)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def decode_images(
+    files: Sequence[Path] | Sequence[bytes],
+    size: int | None,
+    channels: int | None,
+    workers: int | None = None,
+) -> Iterator[Pixels | Exception]:
+    """Decodes in threads (Pillow releases the GIL), in order. A broken file yields its exception."""
+
+    def attempt(file: Path | bytes) -> Pixels | Exception:
+        try:
+            return decode_image(file, size, channels)
+        except Exception as error:  # Pillow raises many different exceptions on broken files
+            return error
+
+    with ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1)) as threads:
+        for start in range(0, len(files), 1024):  # in blocks, to limit the decoded images in memory
+            yield from threads.map(attempt, files[start : start + 1024])
+
+
+def failure_reason(error: Exception) -> str:
+    """A short reason; Pillow's own message would repeat the path."""
+    if isinstance(error, UnidentifiedImageError):
+        return "unknown format"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,126 @@
+"""A Flower Grid that a single client can neither block nor break.
+
+Flower's own Grid fetches replies one after another, waits for a reply that is still being sent, and fails if
+a reply cannot be read. This one fetches each reply in a thread, limits its size, and turns whatever is wrong
+with it into an error message of its sender.
+"""
+
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, cast
+
+from flwr.app import Message, Metadata
+from flwr.app.error import Error
+from flwr.app.message import make_message
+from flwr.common.constant import ErrorCode
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
+from flwr.proto.message_pb2 import Message as MessageProto
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.supercore.constant import SYSTEM_MESSAGE_TYPE
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    inflate_object_from_contents,
+    pull_objects,
+)
+from flwr.superlink.grid import HttpGrid
+
+from fedseal.engines.flower.engine import size_limit
+
+THREADS = 64
+PULL_SECONDS = 0.1  # that `pull_messages` waits for replies that are being fetched
+MAX_RETRY_SECONDS = 2.0  # between two attempts to fetch a part that has not arrived yet
+
+
+class TooLargeError(Exception):
+    """A reply is larger than its limit."""
+
+
+class SafeGrid(HttpGrid):
+    """`HttpGrid` with a `pull_messages` that fetches replies in parallel."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._limits: dict[str, int] = {}  # largest reply, by message without a reply so far
+        self._fetched: dict[str, Future[Message]] = {}  # replies, by the message that they answer
+        self._threads, self._closed = ThreadPoolExecutor(THREADS, "reply"), False
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        names = list(super().push_messages(messages))
+        sizes = map(arrays_size, messages)
+        self._limits |= {name: size_limit(size) for name, size in zip(names, sizes, strict=True) if name}
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The replies that have arrived. A reply to a message that was never sent is dropped."""
+        expected = set(message_ids) & self._limits.keys()
+        answer = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=expected))
+        for reply, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
+            name = reply.metadata.reply_to_message_id
+            if name in expected:
+                expected.remove(name)  # the first of two replies counts
+                self._fetched[name] = self._threads.submit(self._fetch, reply, tree, self._limits.pop(name))
+        done, _ = wait(self._fetched.values(), PULL_SECONDS)
+        names = [name for name, future in self._fetched.items() if future in done]
+        return [self._fetched.pop(name).result() for name in names]
+
+    def close(self) -> None:
+        self._closed = True  # ends the threads, which would keep this process alive
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        super().close()
+
+    def _fetch(self, reply: MessageProto, tree: ObjectTree, limit: int) -> Message:
+        """A reply, or an error message in its place. The SuperLink says which message it answers."""
+        try:
+            parts = self._pull_parts(tree, limit)
+            message = cast(Message, inflate_object_from_contents(reply.metadata.message_id, parts))
+            message.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+            confirmation = ConfirmMessageReceivedRequest(
+                node=self.node, run_id=self.run.run_id, message_object_id=reply.metadata.message_id
+            )
+            self._runtime_client.ConfirmMessageReceived(confirmation)
+            return message
+        except TooLargeError:
+            error = Error(ErrorCode.UNKNOWN, f"its reply is too large: more than {limit / 1e6:.1f} MB")
+        except ObjectPullError:  # the client disconnected while it was sending
+            error = Error(ErrorCode.MESSAGE_UNAVAILABLE, "its reply is incomplete")
+        except Exception as exception:
+            error = Error(ErrorCode.UNKNOWN, f"its reply cannot be read ({type(exception).__name__})")
+        metadata = Metadata(
+            run_id=self.run.run_id,
+            message_id="",
+            src_node_id=self.node.node_id,
+            dst_node_id=self.node.node_id,
+            message_type=SYSTEM_MESSAGE_TYPE,
+            reply_to_message_id=reply.metadata.reply_to_message_id,
+            group_id="",
+            created_at=0.0,
+            ttl=0.0,
+        )
+        return make_message(metadata=metadata, error=error)
+
+    def _pull_parts(self, tree: ObjectTree, limit: int) -> dict[str, bytes]:
+        """The content of all objects in a tree, up to `limit` bytes together."""
+        pull = make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, self.run.run_id)
+        left = limit
+
+        def pull_within_limit(name: str) -> bytes:
+            nonlocal left
+            if self._closed:
+                raise InterruptedError
+            content = pull(name)
+            left -= len(content)
+            if left < 0:
+                raise TooLargeError
+            return content
+
+        names = [part.object_id for part in iterate_object_tree(tree)]
+        return pull_objects(names, pull_within_limit, backoff_cap=MAX_RETRY_SECONDS)
+
+
+def arrays_size(message: Message) -> int:
+    """The size of a message's arrays in bytes."""
+    records = message.content.array_records.values() if message.has_content() else ()
+    return sum(len(array.data) for record in records for array in record.values())

@@ -1,0 +1,83 @@
+"""`fedseal serve`: trains with clients on other machines."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from fedseal.config.config import Config, parse
+from fedseal.config.sections import DataSettings
+from fedseal.data.folders import DEFAULT_CHANNELS, DEFAULT_SIZE, read_labelled
+from fedseal.data.pool import Pool, join_parts
+from fedseal.data.splits import split_server
+from fedseal.deploy.superlink import Endpoint, connect
+from fedseal.engines.flower.engine import FlowerEngine
+from fedseal.errors import UserError
+from fedseal.run_setup import RunSetup
+from fedseal.storage.run_folder import Result
+from fedseal.training.train import run_training
+
+
+@dataclass(frozen=True)
+class LabelledFolders:
+    """The server's images; each folder has one subfolder per class."""
+
+    labels: Path
+    validation: Path | None = None
+    test: Path | None = None
+
+    def read(self, data: DataSettings) -> Pool:
+        """All images as one pool, in the same order as in `fedseal train`."""
+        size, channels = data.size or DEFAULT_SIZE, data.channels or DEFAULT_CHANNELS
+        server = read_labelled(self.labels, size=size, channels=channels)
+        parts = {"server": server}
+        for name, folder in (("validation", self.validation), ("test", self.test)):
+            if folder is not None:
+                parts[name] = read_labelled(folder, server.classes, size=size, channels=channels)
+        return join_parts("folders", parts, server.classes)
+
+
+def serve(
+    config: Config,
+    folder: Path,
+    endpoint: Endpoint,
+    images: LabelledFolders,
+    names: Sequence[str],
+    *,
+    clients: int,
+    wait: float,
+    resume: bool,
+    console: Console,
+) -> Result:
+    """Trains with the named clients and leaves the same run folder as `fedseal train`.
+
+    The run starts when this number of clients has connected. It fails if that takes more than `wait` seconds.
+    """
+    endpoint.check()
+    if config.selected_method().needs_client_labels:
+        raise UserError(f"{config.method} needs the clients' labels: use another method, or 'fedseal train'.")
+    config = deployed_config(config, images.labels)
+    federation = split_server(images.read(config.data), config.data, config.seed, names)
+    notify = partial(console.print, markup=False, soft_wrap=True)
+
+    def start_engine(setup: RunSetup, memories: Mapping[str, bytes]) -> FlowerEngine:
+        return connect(setup, folder, endpoint, clients=clients, wait=wait, notify=notify)
+
+    return run_training(
+        config, folder, resume=resume, console=console, federation=federation, start_engine=start_engine
+    )
+
+
+def deployed_config(config: Config, labels: Path) -> Config:
+    """The configuration with the server's folder as its data.
+
+    A checkpoint follows every round, because clients remember only their last round.
+    """
+    raw = config.to_dict()
+    kept = ("size", "channels", "validation") if config.data.source == "folders" else ("size", "channels")
+    settings = {key: raw["data"][key] for key in kept}
+    raw["data"] = {"source": "folders", "path": str(labels.resolve()), **settings}
+    raw["engine"]["checkpoint_every"] = 1
+    return parse(raw, "the configuration")

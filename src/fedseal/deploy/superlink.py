@@ -1,0 +1,234 @@
+"""The server's connection to its clients: Flower's SuperLink, and an engine over it.
+
+The SuperLink runs as a child process. The round loop stays in the user's process, which takes the server's
+task from the SuperLink as Flower's SuperExec would.
+"""
+
+import secrets
+import socket
+import ssl
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.cli.build import build_fab_from_files
+from flwr.common.serde import fab_to_proto, run_from_proto
+from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedseal.deploy import keys
+from fedseal.deploy.grid import SafeGrid
+from fedseal.deploy.guard import admit_clients
+from fedseal.deploy.programs import (
+    Notify,
+    Program,
+    flower_home,
+    guard_file,
+    secret_file,
+    task_interceptors,
+    version_interceptor,
+)
+from fedseal.engines.flower.engine import ClientRegistry, FlowerEngine, flower_errors
+from fedseal.engines.flower.task import END_OF_RUN, make_task
+from fedseal.errors import UserError
+from fedseal.run_setup import RunSetup
+from fedseal.storage.run_folder import checkpoint_file
+from fedseal.system.files import write_atomic
+from fedseal.system.machine import versions
+
+START_SECONDS = 120.0  # for the SuperLink to start
+END_SECONDS = 10.0  # for clients to confirm the end of the run
+ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # and how this machine reaches such a server itself
+
+COMPONENTS = {
+    "serverapp": "fedseal.deploy.server:serve",
+    "clientapp": "fedseal.engines.flower.client_app:app",
+}
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The address on which the SuperLink listens, and its folder of keys; without keys it is open to all."""
+
+    host: str
+    port: int
+    keys: Path | None
+
+    @property
+    def local_address(self) -> str:
+        """The address by which this machine reaches the SuperLink."""
+        host = ANY_ADDRESS.get(self.host, self.host)
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    @property
+    def ca_certificate(self) -> bytes | None:
+        return (self.keys / "ca.crt").read_bytes() if self.keys else None
+
+    def options(self) -> list[str]:
+        """The SuperLink's options."""
+        address = ["--host", self.host, "--port", str(self.port)]
+        if self.keys is None:
+            return [*address, "--insecure"]
+        files = {"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "server.crt", "--ssl-keyfile": "server.key"}
+        tls = [word for option, name in files.items() for word in (option, str((self.keys / name).resolve()))]
+        return [*address, *tls, "--enable-supernode-auth"]
+
+    def check(self) -> None:
+        """Raises if the port is in use, or if the certificate is not valid for the host."""
+        if self.keys and self.host not in (*ANY_ADDRESS, *keys.certified_hosts(self.keys)):
+            raise UserError(
+                f"The certificate in {self.keys} is not valid for {self.host}: create keys in a new folder"
+                f" with 'fedseal keys init NEW --host {self.host}', and give each client its new key."
+            )
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        try:
+            with socket.socket(family) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((self.host, self.port))
+        except OSError as error:
+            raise UserError(
+                f"Cannot listen on {self.host}:{self.port} ({error.strerror}): choose another --port."
+            ) from error
+
+
+def connect(
+    setup: RunSetup, folder: Path, endpoint: Endpoint, *, clients: int, wait: float, notify: Notify
+) -> FlowerEngine:
+    """Starts the SuperLink and waits until this number of clients has connected.
+
+    The engine's `close` ends everything that was started.
+    """
+    names = setup.federation.names
+    registered = None
+    if endpoint.keys:
+        registered = {key: name for name, key in keys.read_registered(endpoint.keys).items()}
+    public_keys = None if registered is None else list(registered)
+    stack = ExitStack()
+    try:
+        endpoint.check()
+        secret = secrets.token_bytes(32)
+        home = stack.enter_context(flower_home(secret))
+        options = [*endpoint.options(), "--isolation", "process"]
+        options += ["--superexec-auth-secret-file", str(secret_file(home))]
+        superlink = stack.enter_context(Program("superlink", options, home, folder / "flower.log"))
+        wait_until_healthy(superlink, endpoint)
+        with flower_errors():
+            start_run(endpoint, public_keys or [])
+            grid = take_server_task(endpoint, secret, stack)
+        admit_clients(guard_file(home), public_keys)
+        notify(f"listening on {endpoint.host}:{endpoint.port}")
+        registry = ClientRegistry(grid, names, registered)
+        connected = registry.wait_for_clients(
+            clients, wait, lambda number: notify(f"{number} of {clients} clients are connected")
+        )
+        notify(f"the run starts with {', '.join(sorted(connected))}")
+        engine = FlowerEngine(
+            grid,
+            registry,
+            names,
+            make_task(setup, run_id(folder)),
+            deadline=setup.config.engine.deadline,
+            check=superlink.check,
+            close=stack.close,
+        )
+        stack.callback(lambda: announce_end(engine) if engine.last_round == setup.config.rounds else None)
+        return engine
+    except BaseException:
+        stack.close()
+        raise
+
+
+def run_id(folder: Path) -> str:
+    """Identifies a run to its clients. It stays the same when a run is resumed, not when it is restarted."""
+    checkpoint = checkpoint_file(folder)
+    path = checkpoint.with_name("run-id")
+    if not path.exists() or not checkpoint.exists():
+        write_atomic(path, secrets.token_hex(16))
+    return path.read_text("utf-8")
+
+
+def wait_until_healthy(superlink: Program, endpoint: Endpoint) -> None:
+    """Returns when the SuperLink answers."""
+    certificate = endpoint.ca_certificate
+    verify = ssl.create_default_context(cadata=certificate.decode()) if certificate else True
+    url = f"http{'s' if certificate else ''}://{endpoint.local_address}/health"
+    end = time.monotonic() + START_SECONDS
+    with httpx.Client(verify=verify, trust_env=False) as client:
+        while time.monotonic() < end:
+            superlink.check()
+            with suppress(httpx.TransportError):
+                if client.get(url).status_code == 200:
+                    return
+            time.sleep(0.1)
+    raise UserError(
+        f"Flower's SuperLink did not start within {START_SECONDS:g} seconds: see the end of {superlink.log}."
+    )
+
+
+def start_run(endpoint: Endpoint, public_keys: Sequence[bytes]) -> None:
+    """Registers the clients' keys and starts a run at the SuperLink.
+
+    Flower requires an app bundle for that and sends it to the clients. Neither `serve` nor `join` loads it.
+    """
+    components = "\n".join(f'{name} = "{path}"' for name, path in COMPONENTS.items())
+    app = f"""
+[project]
+name = "fedseal"
+version = "{versions()["fedseal"]}"
+dependencies = ["flwr"]
+[tool.flwr.app]
+publisher = "fedseal"
+[tool.flwr.app.components]
+{components}
+"""
+    bundle = build_fab_from_files({"pyproject.toml": app.encode()})[0]
+    certificate = endpoint.ca_certificate
+    with ControlHttpClient.from_server_address(
+        endpoint.local_address, certificate is None, certificate, [version_interceptor("flwr CLI")]
+    ) as control:
+        for key in public_keys:
+            control.RegisterNode(RegisterNodeRequest(public_key=key))
+        control.StartRun(StartRunRequest(fab=fab_to_proto(Fab("", bundle, {}))))
+
+
+def take_server_task(endpoint: Endpoint, secret: bytes, stack: ExitStack) -> SafeGrid:
+    """Takes the run's ServerApp task from the SuperLink, and returns its Grid."""
+    address, certificate = endpoint.local_address, endpoint.ca_certificate
+    with RuntimeHttpClient.from_server_address(
+        address, certificate is None, certificate, task_interceptors(secret)
+    ) as client:
+        token = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])).token
+    grid = SafeGrid(address, certificate is None, certificate, token=token)
+    stack.callback(grid.close)
+    grid._retry_invoker.max_time = START_SECONDS
+    task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task.task_id, task.run.run_id, 1
+    grid.set_run(run_from_proto(task.run))
+    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(grid._runtime_client))
+    heartbeat.start()
+    stack.callback(heartbeat.stop)
+    return grid
+
+
+def announce_end(engine: FlowerEngine) -> None:
+    """Tells the clients that the run has ended, so that they end as well."""
+    record = RecordDict({END_OF_RUN: ConfigRecord({END_OF_RUN: True})})
+    with suppress(UserError), flower_errors():
+        nodes = engine.registry.connected().values()
+        messages = [Message(record, node.node_id, MessageType.QUERY, ttl=2 * END_SECONDS) for node in nodes]
+        waiting = {name for name in engine.grid.push_messages(messages) if name}
+        end = time.monotonic() + END_SECONDS
+        while waiting and time.monotonic() < end:
+            for reply in engine.grid.pull_messages(list(waiting)):
+                waiting.discard(reply.metadata.reply_to_message_id)
+            time.sleep(0.1)

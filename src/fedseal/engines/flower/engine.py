@@ -1,0 +1,191 @@
+"""The Flower engine: carries packets over a Flower Grid, to simulated clients or to other machines."""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import httpx
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+
+from fedseal.core import Packet, Problem, Reply
+from fedseal.engines.flower.task import LABEL_COUNTS, ClientTask, pack, unpack
+from fedseal.errors import UserError
+
+log = logging.getLogger("fedseal")
+
+REPLY_POLL = 0.1  # seconds between two checks for replies
+NODE_POLL = 2.0  # seconds between two checks for clients that reconnected
+# A client that disconnected may come back before the deadline, so these errors are not its answer.
+GONE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+
+
+class ClientRegistry:
+    """Knows which Flower node is which client: by its public key, or by its answer if nodes have no keys."""
+
+    def __init__(self, grid: Grid, clients: Collection[str], keys: Mapping[bytes, str] | None = None) -> None:
+        self.grid, self.clients, self.keys = grid, set(clients), keys
+        self._names: dict[int, str] = {}  # by node
+        self._queries: dict[str, int] = {}  # nodes that were asked for their name, by message
+
+    def connected(self) -> dict[str, NodeInfo]:
+        """The clients that are connected now. If two have the same name, the later one counts."""
+        nodes = sorted(self.grid.get_nodes(), key=lambda node: node.last_activated_at)
+        if self.keys is not None:
+            return {self.keys[node.public_key]: node for node in nodes if node.public_key in self.keys}
+        self._ask_for_names([node.node_id for node in nodes])
+        named = {self._names[node.node_id]: node for node in nodes if node.node_id in self._names}
+        return {name: node for name, node in named.items() if name in self.clients}
+
+    def _ask_for_names(self, nodes: Collection[int]) -> None:
+        for node in set(nodes) - self._names.keys() - set(self._queries.values()):
+            query = Message(RecordDict(), node, MessageType.QUERY)
+            self._queries |= dict.fromkeys(self.grid.push_messages([query]), node)
+        for answer in self.grid.pull_messages(list(self._queries)) if self._queries else ():
+            node = self._queries.pop(answer.metadata.reply_to_message_id, 0)
+            if node and answer.has_content() and "client" in answer.content.config_records:
+                name = one_line(str(answer.content.config_records["client"].get("name", "")))
+                self._names[node] = name
+                if name not in self.clients:
+                    log.warning("ignored a client named '%s', which is not in the list of clients", name)
+
+    def wait_for_clients(
+        self, number: int, seconds: float, notify: Callable[[int], None] = lambda connected: None
+    ) -> set[str]:
+        """Waits until this number of clients is connected, and returns their names.
+
+        `notify` is called with the number of connected clients whenever it changes.
+        """
+        end, before = time.monotonic() + seconds, -1
+        while True:
+            with flower_errors():
+                names = set(self.connected())
+            if len(names) != before:
+                before = len(names)
+                notify(before)
+            if before >= number:
+                return names
+            if time.monotonic() > end:
+                listed = f" ({', '.join(sorted(names))})" if names else ""
+                raise UserError(
+                    f"Only {before} of {number} clients connected within {seconds:g} seconds{listed}: start"
+                    " the others with 'fedseal join', or raise --wait."
+                )
+            time.sleep(REPLY_POLL)
+
+
+class FlowerEngine:
+    """An engine over a Flower Grid. Client k is `names[k]`; `check` raises if Flower has ended."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        registry: ClientRegistry,
+        names: Sequence[str],
+        task: ClientTask,
+        *,
+        deadline: float | None,
+        check: Callable[[], None] = lambda: None,
+        memories: Callable[[], dict[str, bytes]] = dict,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.clients = range(len(names))
+        self.grid, self.registry, self.names, self.task = grid, registry, names, task
+        self.deadline, self.check, self.memories, self.close = deadline, check, memories, close
+        self.last_round = 0
+
+    def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:
+        """Yields replies as they arrive, and a problem for every client without one at the deadline.
+
+        A client that reconnects before the deadline gets its request again.
+        """
+        wires: dict[int, bytes] = {}  # most clients get the same packet: it is serialised once
+        for packet in requests.values():
+            if id(packet) not in wires:
+                wires[id(packet)] = packet.to_bytes()
+        sizes = {k: len(wires[id(packet)]) for k, packet in requests.items()}
+        end = time.monotonic() + self.deadline if self.deadline else float("inf")
+        waiting = set(requests)
+        sent = dict[str, int]()  # clients by message
+        activations = dict[int, str]()  # when a client connected that has its request
+        checked = float("-inf")
+        while waiting:
+            self.check()
+            with flower_errors():
+                if time.monotonic() > checked + NODE_POLL:
+                    connected, checked = self.registry.connected(), time.monotonic()
+                    for k in sorted(waiting):
+                        node = connected.get(self.names[k])
+                        if node is not None and activations.get(k) != node.last_activated_at:
+                            activations[k] = node.last_activated_at
+                            sent |= dict.fromkeys(self._send(node, k, wires[id(requests[k])]), k)
+                messages = list(self.grid.pull_messages(list(sent))) if sent else []
+            for k in sorted(waiting - activations.keys()):
+                waiting.remove(k)
+                yield Reply(k, Packet(), problem=Problem("it is not connected"))
+            for message in messages:
+                k = sent.pop(message.metadata.reply_to_message_id, -1)
+                if k in waiting and not (message.has_error() and message.error.code in GONE):
+                    waiting.remove(k)
+                    yield read_reply(message, k, sizes[k], simulated=bool(self.task.memory_folder))
+            if time.monotonic() > end:
+                break
+            time.sleep(REPLY_POLL if waiting else 0)
+        for k in sorted(waiting):
+            yield Reply(k, Packet(), sizes[k], problem=Problem(f"no reply within {self.deadline:g} seconds"))
+        rounds = [int(packet.scalars.get("t", 0)) for packet in requests.values()]
+        self.last_round = max([self.last_round, *rounds])
+
+    def _send(self, node: NodeInfo, k: int, wire: bytes) -> list[str]:
+        task = self.task.model_copy(update={"client": self.names[k]})
+        message = Message(pack(wire, task), node.node_id, MessageType.TRAIN, ttl=self.deadline)
+        return [name for name in self.grid.push_messages([message]) if name]
+
+
+def read_reply(message: Message, k: int, down: int, *, simulated: bool = False) -> Reply:
+    """Client k's reply to a request of `down` bytes, or a problem if it cannot be used.
+
+    Nothing that a client sends raises an exception here. Label statistics are read only in a simulation.
+    """
+    if message.has_error():
+        reason = message.error.reason or f"error {message.error.code}"
+        return Reply(k, Packet(), down, problem=Problem(f"it failed: {one_line(reason)}"))
+    try:
+        wire = unpack(message.content)
+        if len(wire) > size_limit(down):
+            size = f"{len(wire) / 1e6:.1f} MB for a request of {down / 1e6:.1f} MB"
+            return Reply(k, Packet(), down, len(wire), problem=Problem(f"its reply is too large: {size}"))
+        packet = Packet.from_bytes(wire)
+        if not all(isinstance(value, bool | int | float | str) for value in packet.scalars.values()):
+            raise TypeError("unsupported scalar type")
+        records = message.content.config_records if simulated else {}
+        counts = {name: int(str(n)) for name, n in records.get(LABEL_COUNTS, ConfigRecord()).items()}
+        return Reply(k, packet, down, len(wire), counts)
+    except Exception as error:  # a client can send anything; the round continues without it
+        problem = Problem(f"its reply cannot be read ({type(error).__name__})")
+        return Reply(k, Packet(), down, problem=problem)
+
+
+def size_limit(sent: int) -> int:
+    """The largest reply, in bytes, to a request of this size."""
+    return 4 * sent + 1_000_000
+
+
+def one_line(text: str) -> str:
+    """Text from another machine for a log: one short line without control characters."""
+    words = "".join(c if c.isprintable() else " " for c in text).split()
+    return " ".join(words)[:300]
+
+
+@contextmanager
+def flower_errors() -> Iterator[None]:
+    """Turns an error of the connection to Flower's SuperLink into a UserError."""
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise UserError(
+            f"The connection to Flower's SuperLink broke ({one_line(str(error))}): continue with --resume."
+        ) from error

@@ -1,0 +1,79 @@
+"""What a client is told besides its packet, and the Flower records that carry both."""
+
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from fedseal.config.config import Config, parse
+from fedseal.config.sections import Settings
+from fedseal.methods.loader import section_name, source_hash
+from fedseal.run_setup import RunSetup
+from fedseal.system.machine import versions
+
+END_OF_RUN = "end-of-run"  # the record in a server's last message to a client
+LABEL_COUNTS = "label-counts"  # the record with the label statistics of a simulated client
+
+
+class ClientTask(Settings):
+    """Everything a client needs to take part, except for the packet.
+
+    Every request carries it, so a client can be restarted at any time.
+    """
+
+    run: str  # distinguishes runs in a client's memory folder
+    client: str  # the client's name
+    version: str  # the server's version of fedseal
+    classes: int
+    channels: int
+    size: int
+    config: dict[str, Any]
+    method_hash: str = ""  # of the file of your own method; empty for a built-in method
+    memory_folder: str = ""  # of simulated clients only
+
+    def parse_config(self) -> Config:
+        return parse(self.config, "the server's configuration")
+
+
+def make_task(setup: RunSetup, run: str, *, memory_folder: str = "") -> ClientTask:
+    """A task without a client's name; it contains only settings that clients use.
+
+    Simulated clients have a `memory_folder`. They load the data themselves, so they also get those settings.
+    """
+    pool, raw, method = setup.federation.pool, setup.config.to_dict(), setup.config.method
+    config = {key: raw[key] for key in ("method", "seed", "model", "augment", "client", section_name(method))}
+    config["augment"] = {"flip": pool.flips} | raw["augment"]
+    if memory_folder:
+        config |= {"data": raw["data"], "engine": raw["engine"]}
+    else:
+        config["method"] = Path(method).name  # clients do not learn the server's paths
+    return ClientTask(
+        run=run,
+        client="",
+        version=versions()["fedseal"],
+        classes=len(pool.classes),
+        channels=pool.pixels.shape[1],
+        size=pool.pixels.shape[2],
+        config=config,
+        method_hash=source_hash(method),
+        memory_folder=memory_folder,
+    )
+
+
+def pack(packet: bytes, task: ClientTask | None = None) -> RecordDict:
+    """A Flower record with the bytes of a packet, as one array, and a task."""
+    array = Array("uint8", (len(packet),), "packet", packet)
+    record = RecordDict({"packet": ArrayRecord({"packet": array})})
+    if task is not None:
+        record["task"] = ConfigRecord({"task": task.model_dump_json()})
+    return record
+
+
+def unpack(record: RecordDict) -> bytes:
+    """The bytes of the packet in a record."""
+    return record.array_records["packet"]["packet"].data
+
+
+def unpack_task(record: RecordDict) -> ClientTask:
+    """The task in a record."""
+    return ClientTask.model_validate_json(str(record.config_records["task"]["task"]))

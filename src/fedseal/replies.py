@@ -1,0 +1,70 @@
+"""Clients' replies: which ones the server uses, and what it adds up from them."""
+
+import re
+from collections import Counter
+from collections.abc import Collection
+
+import torch
+
+from fedseal import weights
+from fedseal.core import Packet, Reply
+
+MAX_COUNTS = 20
+MAX_GROWTH = 1000  # of the largest weight in one round; beyond it a client has diverged
+# Names in a round's event that belong to the server.
+RESERVED = {"event", "t", "bytes_down", "bytes_up", "left_out", "seconds"}
+
+
+def is_reserved(name: str) -> bool:
+    """True for names that a method's own numbers must not have."""
+    return name in RESERVED or name.endswith(("accuracy", "_correct"))
+
+
+def find_problem(reply: Packet, request: Packet, uploads: str = "model") -> str:
+    """Why a client's reply cannot be used; empty if it can."""
+    counts = reply.counts
+    if len(counts) > MAX_COUNTS:
+        return f"its reply contains {len(counts)} counts, more than {MAX_COUNTS}"
+    for name, value in counts.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,39}", name):
+            return "its reply contains a count with an invalid name (up to 40 letters, digits and '_')"
+        if is_reserved(name):
+            return f"its reply contains a count named '{name}', which is reserved for the server"
+        if not 0 <= value < 2**53:
+            return f"its count '{name}' is not a number of images"
+    if uploads not in reply.tensors:
+        return "its reply contains no model" if request.trains else ""
+    received, sent = reply.tensors[uploads], request.tensors[uploads]
+    if not weights.same_layout(received, sent):
+        return "its model has other names, shapes or types than the one it was sent"
+    if not all(weights.all_finite(group) for group in reply.tensors.values()):
+        return "its model has NaN or infinite weights (is client.lr too high?)"
+    if any(name in sent and not torch.equal(received[name], sent[name]) for name in ("mean", "std")):
+        return "its model normalises images differently from the one it was sent"
+    if any(bool((value < 0).any()) for name, value in received.items() if name.endswith("running_var")):
+        return "its model has negative variances"
+    if weights.largest_weight(received) > MAX_GROWTH * (1 + weights.largest_weight(sent)):
+        return f"its weights grew more than {MAX_GROWTH}-fold in one round (is client.lr too high?)"
+    return ""
+
+
+def traffic(replies: Collection[Reply]) -> dict[str, int]:
+    """Bytes sent to the clients and received from them."""
+    return {"bytes_down": sum(r.down for r in replies), "bytes_up": sum(r.up for r in replies)}
+
+
+def total_counts(replies: Collection[Reply]) -> dict[str, int]:
+    """The clients' counts, added up."""
+    total: Counter[str] = Counter()
+    for reply in replies:
+        total.update(reply.packet.counts)
+    return dict(total)
+
+
+def correct_rates(replies: Collection[Reply]) -> dict[str, float]:
+    """Shares of correct labels, in a simulation that knows the true ones."""
+    total: Counter[str] = Counter()
+    for reply in replies:
+        total.update(reply.label_counts)
+    names = [name.removesuffix("_known") for name in total if name.endswith("_known") and total[name]]
+    return {f"{name}_correct": total[f"{name}_right"] / total[f"{name}_known"] for name in names}

@@ -1,0 +1,113 @@
+"""The sections of a report that need only the numbers of a run."""
+
+import shlex
+from collections import defaultdict
+from collections.abc import Mapping
+from html import escape
+
+from fedseal.report import charts
+from fedseal.report.charts import Points
+from fedseal.report.page import section, table
+from fedseal.report.run import Run, finite_points, format_left_out
+from fedseal.report.titles import accuracy_title, heading, metric_title
+from fedseal.run_setup import images_are_elsewhere
+from fedseal.storage.accuracies import judged_by
+
+
+def accuracy_sections(run: Run) -> list[str]:
+    """All accuracies of a run, in a table and by round."""
+    summary, labels = run.summary, run.summary["labels"]
+    rows = [["", "last ten rounds", "last round", "best on validation"]]
+    for name in run.accuracies:
+        values = [f"{summary[name][kind]:.2%}" for kind in ("mean_last_10", "last", "best_on_validation")]
+        rows.append([accuracy_title(name), *values])
+    facts = (
+        f"{summary['rounds']} rounds, {summary['clients']} clients, {labels['total']} labelled images"
+        f" ({labels['training']} for training, {labels['validation']} for validation),"
+        f" {summary['seconds'] / 60:.1f} minutes, split {summary['split']}"
+    )
+    if left_out := format_left_out(summary):
+        facts += f"; replies left out: {left_out}"
+    text = f"<p>{escape(facts)}.</p><p>Result: {escape(run.result)}, mean of the last ten rounds.</p>"
+
+    series = {accuracy_title(name): run.points(name) for name in run.accuracies}
+    if run.baseline:
+        name = judged_by(summary, "model")
+        events = [event for event in run.baseline if event["t"] <= summary["rounds"]]
+        series[f"Server-SL, {accuracy_title(name)}"] = finite_points(events, name)
+    return [
+        section("Accuracy", text + table(rows)),
+        section("Accuracy by round", charts.line_chart(series, percent=True)),
+    ]
+
+
+def accuracy_comparison(runs: Mapping[str, Run]) -> list[str]:
+    """The accuracies of several runs, by label: a table, then a chart for each accuracy."""
+    names = [*dict.fromkeys(name for run in runs.values() for name in run.accuracies)]
+    rows = [["run", "rounds", "result", *map(accuracy_title, names), "split"]]
+    for label, run in runs.items():
+        means = [f"{run.summary[n]['mean_last_10']:.2%}" if n in run.summary else "–" for n in names]
+        rows.append([label, str(run.summary["rounds"]), run.result, *means, str(run.summary["split"])])
+    sections = [section("Accuracy", table(rows) + "<p>Means over the last ten rounds.</p>")]
+    if len({run.summary["split"] for run in runs.values()}) > 1:
+        sections.append(
+            "<p class=warning>These runs have different splits: compare their margins over a baseline on the"
+            " same split, not their accuracies.</p>"
+        )
+    for name in names:
+        series = {label: run.points(name) for label, run in runs.items()}
+        title = f"Accuracy by round: {accuracy_title(name)}"
+        sections.append(section(title, charts.line_chart(series, percent=True)))
+    return sections
+
+
+def method_sections(runs: Mapping[str, Run]) -> list[str]:
+    """The methods' own numbers by round, of runs by label; a single run needs no label.
+
+    Counts share a chart, and so do correct rates. Any other number has a chart of its own, with a line per
+    run. A list has a chart per run, with a line per class.
+    """
+    counts: dict[str, Points] = {}
+    rates: dict[str, Points] = {}
+    numbers: dict[str, dict[str, Points]] = defaultdict(dict)
+    lists: dict[str, dict[str, Points]] = {}
+    for label, run in runs.items():
+        for name, kind in run.metrics.items():
+            title = metric_title(run.method, name)
+            if kind == "count":
+                counts[_join(label, title)] = run.points(name)
+            elif kind == "number":
+                numbers[title][label or title] = run.points(name)
+            else:
+                lists[f"{heading(title)} by class" + (f": {label}" if label else "")] = run.points_by_class(
+                    name
+                )
+        for name in run.correct_rates:
+            rates[_join(label, metric_title(run.method, name))] = run.points(f"{name}_correct")
+    sections = [(title, charts.line_chart(series)) for title, series in lists.items() if any(series.values())]
+    if any(counts.values()):
+        sections.append(("Images that clients learn from", charts.line_chart(counts)))
+    if any(rates.values()):
+        sections.append(("Correct labels", charts.line_chart(rates, percent=True)))
+    for title, series in numbers.items():
+        if any(series.values()):
+            sections.append((f"{heading(title)} by round", charts.line_chart(series)))
+    return [section(title, chart) for title, chart in sections]
+
+
+def _join(label: str, title: str) -> str:
+    return f"{label}, {title}" if label else title
+
+
+def reproduction_section(run: Run) -> str:
+    """The commands that repeat a run, the versions, and the whole configuration."""
+    repeat = ["fedseal", "train", str(run.folder / "config.toml"), "--out", "repeated"]
+    evaluate = ["fedseal", "evaluate", str(run.folder)]
+    elsewhere = images_are_elsewhere(run.config)
+    commands = "\n".join(map(shlex.join, [[*evaluate, "--test", "DIR"]] if elsewhere else [repeat, evaluate]))
+    versions = ", ".join(f"{name} {number}" for name, number in run.summary["versions"].items())
+    text = (
+        f"<pre>{escape(commands)}</pre><p>Versions: {escape(versions)}.</p>"
+        f"<details><summary>config.toml</summary><pre>{escape(run.config.to_toml())}</pre></details>"
+    )
+    return section(f"Reproduce: {run.name}", text)

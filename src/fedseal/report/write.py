@@ -1,0 +1,62 @@
+"""Writes `report.html`: one run, or several side by side."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedseal.config.load import load_config
+from fedseal.data.federation import load_federation
+from fedseal.report.image_sections import image_sections
+from fedseal.report.page import render_page
+from fedseal.report.run import Run
+from fedseal.report.sections import (
+    accuracy_comparison,
+    accuracy_sections,
+    method_sections,
+    reproduction_section,
+)
+from fedseal.run_setup import RunSetup, images_are_elsewhere
+from fedseal.storage.checkpoint import Checkpoint
+from fedseal.storage.run_folder import checkpoint_file, checkpoint_fingerprint, require_run
+from fedseal.system.files import write_atomic
+from fedseal.system.machine import threads
+
+
+def write_report(
+    folder: Path, setup: RunSetup | None, memories: Mapping[str, bytes], path: Path | None = None
+) -> Path:
+    """Writes the report of a finished run, by default into its folder.
+
+    `memories` are the clients' memories by number. Without `setup` the report shows no images.
+    """
+    run = Run.read(folder)
+    sections = [*accuracy_sections(run), *method_sections({"": run})]
+    sections += image_sections(run, setup, memories) if setup else []
+    path = path or folder / "report.html"
+    title = f"{run.name}: {run.config.data.source}"
+    write_atomic(path, render_page(title, [*sections, reproduction_section(run)]))
+    return path
+
+
+def rewrite_report(folder: Path, path: Path | None = None) -> Path:
+    """Writes the report of a run from the files in its folder, with images if they and the model are here."""
+    require_run(folder)
+    config = load_config(folder / "config.toml")
+    if images_are_elsewhere(config) or not (folder / "model.safetensors").exists():
+        return write_report(folder, None, {}, path)
+    setup, saved = RunSetup(config, load_federation(config.data, config.seed)), checkpoint_file(folder)
+    memories = Checkpoint.load(saved, checkpoint_fingerprint(setup)).memories if saved.exists() else {}
+    with threads(config.server.threads):
+        return write_report(folder, setup, memories, path)
+
+
+def compare_runs(folders: Sequence[Path], path: Path) -> Path:
+    """Writes a page that compares several finished runs."""
+    for folder in folders:
+        require_run(folder)
+    found = [Run.read(folder) for folder in folders]
+    unique = len({run.folder.name for run in found}) == len(found)
+    runs = {f"{run.name} ({run.folder.name if unique else run.folder})": run for run in found}
+    sections = [*accuracy_comparison(runs), *method_sections(runs)]
+    sections += [reproduction_section(run) for run in runs.values()]
+    write_atomic(path, render_page("Comparison", sections))
+    return path

@@ -1,0 +1,195 @@
+"""Writes the tables and the figure in README and docs from the results under `results/`.
+
+    python -m fedseal.reproduce.docs README.md docs/results.md docs/evidence.md docs/paper-map.md
+
+A table is written between its two marks, <!-- results NAME --> and <!-- end -->. NAME is `seeds`, `methods`,
+`state`, `evidence`, or the name of a table of the paper. The figure is `docs/accuracy.svg`.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from fedseal.config.load import load_config
+from fedseal.errors import UserError
+from fedseal.reproduce.cells import Cell, Scale, Table, find_table, folder_name, load_tables
+from fedseal.reproduce.figures import draw_methods
+from fedseal.reproduce.measure import Measured, margins_and_gaps, measure
+from fedseal.reproduce.store import ResultStore
+from fedseal.rounds import LAST_ROUNDS
+from fedseal.storage.accuracies import accuracy_name
+from fedseal.storage.events_file import read_rounds
+from fedseal.system.files import write_atomic
+
+MARKED = re.compile(r"(<!-- results (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+FIGURE = Path("docs/accuracy.svg")
+MAX_SEEDS = 20
+MODELS = ("model", "average")  # w^t and w̄
+
+
+def write_seeds(store: ResultStore) -> str:
+    """Both models of FedSEAL beside Server-SL for every seed of Fashion-MNIST, LeNet, Dirichlet 0.3.
+
+    Both models are always shown, because the choice between them affects the conclusions.
+    """
+    table, column = find_table("table-fmnist-lenet"), "Dir 0.3"
+    rows: list[tuple[str, list[float]]] = []
+    for seed in range(MAX_SEEDS):
+        method, alone = (store.find(Cell(table, r, column, seed, "paper")) for r in ("FedSEAL", "Server-SL"))
+        if method is None or alone is None:
+            continue
+        names = [accuracy_name(model, images) for images in ("test", "validation") for model in MODELS]
+        numbers = [alone.accuracy_after(method.summary["rounds"]), alone.accuracy]
+        numbers += [float(method.summary[name]["mean_last_10"]) for name in names]
+        rows.append((str(seed), numbers))
+        rounds, more = method.summary["rounds"], alone.summary["rounds"]
+    if not rows:
+        return "Not run."
+    rows.append(("**mean**", [mean(column) for column in zip(*(row for _, row in rows), strict=True)]))
+    head = ["seed", f"Server-SL, {rounds} rounds", f"Server-SL, {more} rounds"]
+    head += ["FedSEAL wᵗ (validation)", "FedSEAL w̄ (validation)"]
+    head += [f"margin over {rounds} rounds, wᵗ / w̄", f"margin over {more} rounds, wᵗ / w̄"]
+    lines = []
+    for label, (short, long, model, average, checked_model, checked_average) in rows:
+        cells = [label, f"{short:.2%}", f"{long:.2%}"]
+        cells += [f"{model:.2%} ({checked_model:.1%})", f"{average:.2%} ({checked_average:.1%})"]
+        cells += [f"{100 * (model - base):+.2f} / {100 * (average - base):+.2f}" for base in (short, long)]
+        lines.append(cells)
+    below, above = (table.paper[row][list(table.columns).index(column)] for row in ("Server-SL", "FedSEAL"))
+    lines.append(["paper", f"{below:.2f}%", "–", f"{above:.2f}%", "–", f"{above - below:+.2f}", "–"])
+    return to_markdown([head, *lines])
+
+
+def write_methods(store: ResultStore) -> str:
+    """The accuracies of all methods on Fashion-MNIST with LeNet."""
+    table = find_table("table-fmnist-lenet")
+    return next(write_blocks(table, measure(table, store, MAX_SEEDS, "paper", "model"), "accuracy of wᵗ, %"))
+
+
+def write_state(store: ResultStore) -> str:
+    """Which tables and figures of the paper have been run, and at which scale."""
+    rows = [["name", "what", "cells run at the paper's scale", "at reduced scale"]]
+    for table in load_tables().values():
+        counts = []
+        for scale in ("paper", "reduced"):
+            cells = table.cells(1, scale)
+            done = sum(store.find(cell) is not None for cell in cells) if has_runs(table, scale, store) else 0
+            counts.append(f"{done} of {len(cells)}" if done else "not run")
+        rows.append([f"`{table.name}`", table.title, *counts])
+    return to_markdown(rows)
+
+
+def has_runs(table: Table, scale: Scale, store: ResultStore) -> bool:
+    """False for a reduced table without runs of its own, even if runs of other tables fit its cells."""
+    return scale == "paper" or (store.folder / folder_name(table, scale)).is_dir()
+
+
+def write_evidence(store: ResultStore) -> str:
+    """Other readings (`results/readings`) beside the defaults, after the same rounds of the same seed."""
+    table = find_table("table-fmnist-lenet")
+    rows = [["reading", "seed", "rounds"]]
+    rows[0] += ["validation, wᵗ / w̄", "difference", "test, wᵗ / w̄", "difference", "D⁺ (right)"]
+    for path in sorted((store.folder / "readings").glob("*/config.toml")):
+        config = load_config(path)
+        cell = Cell(table, "FedSEAL", "Dir 0.3", config.seed, "paper")
+        default = store.find(cell)
+        if default is None:
+            continue
+        ours, theirs = (mean_of_last_rounds(f, config.rounds) for f in (path.parent, default.folder))
+        pairs = []
+        for images in ("validation", "test"):
+            names = [accuracy_name(model, images) for model in MODELS]
+            pairs.append(" / ".join(f"{ours[name]:.1%}" for name in names))
+            pairs.append(" / ".join(f"{100 * (ours[name] - theirs[name]):+.1f}" for name in names))
+        size = f"{ours['positive']:,.0f} ({ours['positive_correct']:.1%})" if ours["positive"] else "0"
+        changes = list_changes(cell.config.to_dict(), config.to_dict())
+        rows.append([changes, str(config.seed), str(config.rounds), *pairs, size])
+    return to_markdown(rows)
+
+
+def mean_of_last_rounds(folder: Path, t: int) -> dict[str, float]:
+    """The mean of every number over the ten rounds up to round t."""
+    events = [event for event in read_rounds(folder) if t - LAST_ROUNDS < event["t"] <= t]
+    names = [name for name, value in events[-1].items() if isinstance(value, int | float)]
+    return {name: mean(event.get(name, 0) for event in events) for name in names}
+
+
+def list_changes(default: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """The keys in which a configuration differs from another, except for rounds and engine."""
+    found = []
+    for name, value in other.items():
+        if name in ("engine", "rounds"):
+            continue
+        if isinstance(value, dict):
+            section = default.get(name, {})
+            found += [f"`{name}.{k} = {v!r}`" for k, v in value.items() if section.get(k) != v]
+        elif default.get(name) != value:
+            found.append(f"`{name} = {value!r}`")
+    return ", ".join(found).replace("True", "true").replace("False", "false") or "the defaults"
+
+
+def write_table(table: Table, store: ResultStore) -> str:
+    """A table of the paper with our numbers, then margins and gaps; for both models and every scale run."""
+    parts = []
+    scales: tuple[Scale, ...] = ("paper", "reduced")
+    for scale in scales:
+        measured = measure(table, store, MAX_SEEDS, scale, "model") if has_runs(table, scale, store) else {}
+        if not any(place.ours for columns in measured.values() for place in columns.values()):
+            continue
+        if scale == "reduced":
+            parts.append(f"**Reduced scale** ({table.reductions}): not comparable with the paper's numbers.")
+        parts += write_blocks(table, measured, "accuracy of wᵗ, %")
+        parts += write_blocks(table, measure(table, store, MAX_SEEDS, scale, "average"), "accuracy of w̄, %")
+    return "\n\n".join(parts) or "Not run."
+
+
+def write_blocks(table: Table, measured: Mapping[str, Mapping[str, Measured]], what: str) -> Iterator[str]:
+    """Accuracies, then margins and gaps."""
+    rows = [[row, *(place.text() for place in columns.values())] for row, columns in measured.items()]
+    yield to_markdown([[f"{what} (paper)", *table.columns], *rows])
+    if further := margins_and_gaps(measured):
+        head = [f"{what}: margin (paper), gap recovered (paper)", *table.columns]
+        yield to_markdown([head, *([row, *columns.values()] for row, columns in further.items())])
+
+
+def to_markdown(rows: list[list[str]]) -> str:
+    """A table; the first row is its head."""
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+
+
+WRITERS = {
+    "seeds": write_seeds,
+    "methods": write_methods,
+    "state": write_state,
+    "evidence": write_evidence,
+}
+
+
+def refresh(text: str, store: ResultStore) -> str:
+    """A page with new content between its marks."""
+
+    def replace(match: "re.Match[str]") -> str:
+        name = match[2]
+        content = WRITERS[name](store) if name in WRITERS else write_table(find_table(name), store)
+        return f"{match[1]}{content}\n{match[3]}"
+
+    return MARKED.sub(replace, text)
+
+
+def main(pages: list[str]) -> None:
+    """Writes the tables in these pages, and the figure."""
+    store = ResultStore(Path("results"))
+    for page in map(Path, pages):
+        write_atomic(page, refresh(page.read_text("utf-8"), store))
+    draw_methods(store, FIGURE)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except (UserError, OSError) as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,66 @@
+"""Draws the figures of the paper, and the figure of the README, from measured results."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedseal.reproduce.cells import Cell, Scale, Table, find_table, folder_name
+from fedseal.reproduce.store import ResultStore
+from fedseal.storage.events_file import read_rounds_until
+from fedseal.system.files import write_atomic
+from fedseal.system.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from fedseal.report import plots
+else:
+    plots = LazyModule("fedseal.report.plots")  # matplotlib takes a second to load
+
+# Rows of table-fmnist-lenet in the README's figure: colour, and a remark for the two bounds.
+METHODS = {
+    "FedAvg-SL": ("#555555", "clients' labels known"),
+    "FedSEAL": ("#d55e00", ""),
+    "FedAvg-FixMatch": ("#0072b2", ""),
+    "FedAvg-UDA": ("#009e73", ""),
+    "SemiFL": ("#cc79a7", ""),
+    "Server-SL": ("#555555", "server's labels only"),
+}
+
+
+def draw_figure(table: Table, store: ResultStore, scale: Scale) -> Path | None:
+    """Draws a figure as PNG and SVG, with its data as JSON beside them; None if a run is missing."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for cell in table.cells(1, scale):
+        found = store.find(cell)
+        if found is None:
+            return None
+        events = read_rounds_until(found.folder, cell.config.rounds)
+        if "bars" in table.figure:
+            series[cell.row] = list(enumerate(events[-1][table.figure["bars"]]))
+        for key, name in table.figure.get("curves", {}).items():
+            series[name or cell.row] = [(event["t"], event[key]) for event in events if key in event]
+    path = store.folder / folder_name(table, scale) / "figure.png"
+    draw = plots.bar_chart if "bars" in table.figure else plots.line_chart
+    title = table.title if scale == "paper" else f"{table.title} ({scale} scale)"
+    draw(series, title, table.figure["y"], [path, path.with_suffix(".svg")])
+    write_atomic(path.with_suffix(".json"), json.dumps(series, indent=1, ensure_ascii=False) + "\n")
+    return path
+
+
+def draw_methods(store: ResultStore, path: Path) -> Path | None:
+    """Draws the accuracy of w^t by round for several methods, seed 0; None if a run is missing."""
+    table = find_table("table-fmnist-lenet")
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in METHODS:
+        cell = Cell(table, row, "Dir 0.3", 0, "paper")
+        found = store.find(cell)
+        if found is None:
+            return None
+        events = read_rounds_until(found.folder, cell.config.rounds)
+        series[row] = [(event["t"], 100 * event["test_accuracy"]) for event in events]
+    styles = {
+        row: plots.LineStyle(colour, dashed=bool(remark), remark=remark)
+        for row, (colour, remark) in METHODS.items()
+    }
+    title = "Test accuracy by round: Fashion-MNIST, 500 labelled images at the server, 10 clients"
+    plots.labelled_line_chart(series, styles, title, path)
+    return path

@@ -1,0 +1,85 @@
+"""The numbers of a table: accuracies, margins over Server-SL, and shares of the gap to FedAvg-SL."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import mean, stdev
+
+from fedseal.reproduce.cells import Cell, Scale, Table
+from fedseal.reproduce.store import ResultStore
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A place in a table: our accuracy by seed and the paper's, in %."""
+
+    ours: Mapping[int, float] = field(default_factory=dict)
+    paper: float | None = None
+
+    def text(self) -> str:
+        """Mean ± standard deviation over seeds, and the paper's number in brackets."""
+        paper = "–" if self.paper is None else f"{self.paper:.2f}"
+        values = list(self.ours.values())
+        if not values:
+            return f"not run ({paper})"
+        spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+        return f"{mean(values):.2f}{spread} ({paper})"
+
+
+def measure(
+    table: Table, store: ResultStore, seeds: int, scale: Scale, model: str = ""
+) -> dict[str, dict[str, Measured]]:
+    """A table by row and column; `model` as in `ResultStore.accuracy`."""
+    result: dict[str, dict[str, Measured]] = {}
+    for row in table.rows:
+        for number, column in enumerate(table.columns):
+            values = {s: store.accuracy(Cell(table, row, column, s, scale), model) for s in range(seeds)}
+            ours = {seed: value for seed, value in values.items() if value is not None}
+            paper = table.paper[row][number] if row in table.paper else None
+            result.setdefault(row, {})[column] = Measured(ours, paper)
+    return result
+
+
+def margin(method: Measured, low: Measured) -> str:
+    """Points over Server-SL: the mean over the seeds that both have, and the paper's margin."""
+    ours = [value - low.ours[seed] for seed, value in method.ours.items() if seed in low.ours]
+    paper = "–" if method.paper is None or low.paper is None else f"{method.paper - low.paper:+.2f}"
+    return f"{mean(ours):+.2f} ({paper})" if ours else f"– ({paper})"
+
+
+def gap_recovered(method: Measured, low: Measured, high: Measured) -> str:
+    """(method − Server-SL) / (FedAvg-SL − Server-SL): the share of the gain from labels at the clients that
+    the method reaches without them.
+
+    It is the mean over the seeds that all three have, with their number if the method has more seeds; then
+    the paper's share.
+    """
+    common = [seed for seed in method.ours if seed in low.ours and seed in high.ours]
+    gained, gap = (sum(one.ours[s] - low.ours[s] for s in common) for one in (method, high))
+    paper = "–"
+    if method.paper is not None and low.paper is not None and high.paper is not None:
+        paper = f"{(method.paper - low.paper) / (high.paper - low.paper):.0%}"
+    fewer = f" over {len(common)} of {len(method.ours)} seeds" if len(common) < len(method.ours) else ""
+    return f"{gained / gap:.0%}{fewer} ({paper})" if gap > 0 else f"– ({paper})"
+
+
+def margins_and_gaps(measured: Mapping[str, Mapping[str, Measured]]) -> dict[str, dict[str, str]]:
+    """Margin over Server-SL and gap recovered, for all rows except the two bounds themselves.
+
+    In a column where a method beats FedAvg-SL, FedAvg-SL is not an upper bound, and no gap is given.
+    """
+    low = measured.get("Server-SL")
+    if low is None:
+        return {}
+    high = dict(measured.get("FedAvg-SL", dict.fromkeys(low, Measured())))
+    methods = {row: places for row, places in measured.items() if row not in ("Server-SL", "FedAvg-SL")}
+    for column, bound in high.items():
+        for places in methods.values():
+            if any(places[column].ours.get(seed, value) > value for seed, value in bound.ours.items()):
+                high[column] = Measured({}, bound.paper)
+    return {
+        row: {
+            column: f"{margin(place, low[column])}, {gap_recovered(place, low[column], high[column])}"
+            for column, place in places.items()
+        }
+        for row, places in methods.items()
+    }

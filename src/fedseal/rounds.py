@@ -1,0 +1,158 @@
+"""The round loop: drives any method on any engine, and yields events."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedseal import weights
+from fedseal.config.config import Config
+from fedseal.core import Engine, Metrics, Packet, PreparationStep, Problem, Reply, Round, Server, derive_seed
+from fedseal.errors import UserError
+from fedseal.replies import correct_rates, find_problem, is_reserved, total_counts, traffic
+
+LAST_ROUNDS = 10  # a run's accuracy is the mean over its last rounds, since single rounds fluctuate
+
+
+@dataclass(frozen=True)
+class ClientDone:
+    """A client's reply has arrived."""
+
+    t: int
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A client's reply cannot be used in this round."""
+
+    t: int
+    client: str
+    problem: Problem
+
+
+@dataclass(frozen=True)
+class RoundDone:
+    """A round has ended. `metrics` is its line in `events.jsonl`."""
+
+    t: int
+    metrics: dict[str, Any]
+    state: Packet
+
+
+Event = PreparationStep | ClientDone | LeftOut | RoundDone
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run continues: the last finished round (0 before the first), and the state after it."""
+
+    t: int
+    state: Packet
+
+
+def rounds(
+    config: Config,
+    server: Server,
+    engine: Engine,
+    names: tuple[str, ...],
+    evaluate: Callable[[Packet], dict[str, float]],
+    resume: Progress | None = None,
+) -> Iterator[Event]:
+    """Runs the configured method round after round; `names` are the clients' names."""
+    method = config.selected_method()
+    state = resume.state if resume else method.initial_state(server)
+    first = resume.t + 1 if resume else 1
+    for step in method.prepare(state, server) if first == 1 else ():
+        state = step.state
+        yield step
+    for t in range(first, config.rounds + 1):
+        clock = Clock()
+        cohort = sample_cohort(config.seed, t, len(engine.clients), config.cohort)
+        current = Round(t, cohort, engine.clients)
+
+        # Step 1: supervised learning at the server.
+        state, requests = method.server_round(current, state, server)
+        check_finite(state, t, config)
+        clock.lap("server")
+
+        # Steps 2 to 4: the model goes out, clients train, their models come back.
+        replies: dict[int, Reply] = {}
+        left_out: list[int] = []
+        for done, reply in enumerate(engine.exchange(requests), start=1):
+            problem = reply.problem
+            if problem is None and (
+                why := find_problem(reply.packet, requests[reply.client], method.uploads)
+            ):
+                problem = Problem(why)
+            if problem is not None:
+                left_out.append(reply.client)
+                yield LeftOut(t, names[reply.client], problem)
+            else:
+                replies[reply.client] = reply
+            yield ClientDone(t, done, len(requests))
+        trained = [k for k, request in requests.items() if request.trains]
+        check_enough(sum(k in replies for k in trained), len(trained), t, config)
+        state = method.collect(current, state, {k: replies[k].packet for k in sorted(replies)}, server)
+        clock.lap("clients")
+
+        metrics: dict[str, Any] = {"event": "round", "t": t}
+        if t % config.evaluate_every == 0 or t > config.rounds - LAST_ROUNDS:
+            metrics |= evaluate(state)
+        clock.lap("evaluation")
+        usable = replies.values()
+        metrics |= traffic(usable) | total_counts(usable) | correct_rates(usable)
+        metrics |= check_names(method.metrics(state), config)
+        metrics |= {"left_out": [names[k] for k in sorted(left_out)], "seconds": clock.laps}
+        yield RoundDone(t, metrics, state)
+
+
+def sample_cohort(seed: int, t: int, clients: int, size: int) -> tuple[int, ...]:
+    """K^t: the clients sampled in round t; all of them for size 0."""
+    if size == 0 or size == clients:
+        return tuple(range(clients))
+    chosen = np.random.default_rng(derive_seed(seed, "cohort", t)).choice(clients, size, replace=False)
+    return tuple(sorted(chosen.tolist()))
+
+
+def check_finite(state: Packet, t: int, config: Config) -> None:
+    """Stops a run that has diverged."""
+    if not all(weights.all_finite(group) for group in state.tensors.values()):
+        raise UserError(
+            f"Round {t}: the server's model has NaN or infinite weights. The learning rate is probably too"
+            f" high: lower server.lr ({config.server.lr}) or client.lr ({config.client.lr})."
+        )
+
+
+def check_enough(usable: int, asked: int, t: int, config: Config) -> None:
+    """Stops a run if too few of the clients that were asked to train sent a usable reply."""
+    if usable < min(config.engine.min_replies, asked):
+        raise UserError(
+            f"Round {t}: only {usable} of {asked} clients sent a usable reply, but engine.min_replies is"
+            f" {config.engine.min_replies}: continue with --resume when they are back."
+        )
+
+
+def check_names(metrics: Metrics, config: Config) -> Metrics:
+    """Refuses a method's metric whose name an event needs for itself."""
+    for name in metrics:
+        if is_reserved(name):
+            raise UserError(f"{config.method}: the metric name '{name}' is reserved, choose another one.")
+    return metrics
+
+
+class Clock:
+    """Seconds by step."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """Ends a step."""
+        now = time.perf_counter()
+        self.laps[name] = round(now - self._last, 4)
+        self._last = now

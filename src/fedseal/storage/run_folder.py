@@ -1,0 +1,121 @@
+"""A run's folder: its name, whether it is free, and the result of a finished run."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedseal.config.config import Config
+from fedseal.config.load import default_method, load_config
+from fedseal.errors import UserError
+from fedseal.methods.loader import section_name
+from fedseal.run_setup import RunSetup
+from fedseal.storage.accuracies import judged_by, summarize
+from fedseal.storage.events_file import read_rounds_until
+from fedseal.system.machine import cores
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    folder: Path
+    summary: dict[str, Any]
+
+    @property
+    def accuracy(self) -> float:
+        """Mean over the last ten rounds, of the model that `evaluate` names, on the test images (on
+        validation if there are none)."""
+        return float(self.summary[judged_by(self.summary, self.summary["evaluate"])]["mean_last_10"])
+
+    def accuracy_after(self, t: int, model: str = "") -> float:
+        """The same as if the run had ended after t rounds, or had been judged by another model ("average").
+
+        With `evaluate_every` > 1, only the evaluated ones of the ten rounds count.
+        """
+        measured = summarize(read_rounds_until(self.folder, t))
+        return float(measured[judged_by(measured, model or self.summary["evaluate"])]["mean_last_10"])
+
+
+def default_folder(source: str | os.PathLike[str] | Config, config: Config, suffix: str = "") -> Path:
+    """runs/PRESET-seedN; with another method than the preset's, runs/PRESET-METHOD-seedN."""
+    method = section_name(config.method)
+    if isinstance(source, Config):
+        name = method
+    else:
+        same = default_method(source) == config.method
+        name = Path(source).stem if same else f"{Path(source).stem}-{method}"
+    return Path("runs") / f"{name}{suffix}-seed{config.seed}"
+
+
+def checkpoint_file(folder: Path) -> Path:
+    """Where a run's checkpoint is."""
+    return folder / "checkpoint" / "state.safetensors"
+
+
+def checkpoint_fingerprint(setup: RunSetup) -> str:
+    """Identifies the run to which a checkpoint belongs."""
+    return f"{setup.config.fingerprint(ignore=['rounds'])}-{setup.federation.fingerprint}"
+
+
+def claim_folder(folder: Path, config: Config, resume: bool) -> Config:
+    """Checks that a folder is free for a run, or holds the same run if it is to be resumed.
+
+    Returns the configuration with `server.threads` set: as in the run so far, or one per core.
+    """
+    written, lock = folder / "config.toml", folder / "checkpoint" / "lock"
+    try:
+        outputs = (folder / "events.jsonl", folder / "summary.json", checkpoint_file(folder))
+        begun = any(path.exists() for path in outputs)
+        if not folder.exists() or not any(folder.iterdir()):
+            return config.with_threads(cores())
+        if not begun and lock.exists():  # a start that failed before round 1
+            return config.with_threads(cores())
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be a run folder ({error.strerror}): choose another --out."
+        ) from error
+    if not written.exists():
+        raise UserError(f"{folder} holds other files and no run: choose another --out.")
+    if not resume:
+        raise UserError(
+            f"{folder} already holds a run: add --resume to continue it, or choose another --out."
+        )
+    former = load_config(written)
+    config = config.with_threads(former.server.threads)
+    if former.fingerprint(ignore=["rounds"]) != config.fingerprint(ignore=["rounds"]):
+        raise UserError(
+            f"{folder} holds a run with another configuration: resume it with {written}, or choose another"
+            " --out."
+        )
+    return config
+
+
+def find_finished(folder: Path, config: Config) -> Result | None:
+    """The result of a run that has finished all rounds and written all files."""
+    path = folder / "summary.json"
+    if not all((folder / name).exists() for name in ("summary.json", "model.safetensors", "report.html")):
+        return None
+    try:
+        summary = json.loads(path.read_text("utf-8"))
+        return Result(folder, summary) if summary["rounds"] == config.rounds else None
+    except (ValueError, KeyError, TypeError):  # damaged: it is written again from the last checkpoint
+        return None
+
+
+def require_run(folder: Path) -> None:
+    """Refuses a folder without a run."""
+    if not (folder / "config.toml").exists():
+        raise UserError(f"{folder} is not a run folder: it has no config.toml.")
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The summary of a finished run."""
+    path = folder / "summary.json"
+    try:
+        summary: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        summary["split"], summary["evaluate"]
+        return summary
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is missing or damaged: finish the run with --resume.") from error

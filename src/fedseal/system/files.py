@@ -1,0 +1,89 @@
+"""Atomic writes and folder locks."""
+
+import errno
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from fedseal.errors import FolderInUseError, UserError
+
+if sys.platform != "win32":
+    import fcntl
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Writes a file through a temporary one beside it, so that it is never half-written."""
+    content = data.encode() if isinstance(data, str) else data
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        work = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+        try:
+            with work.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            work.replace(path)
+        except BaseException:
+            work.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+@contextmanager
+def lock_run(folder: Path) -> Iterator[None]:
+    """Reserves a run folder for this process; the lock ends with the process, however it ends."""
+    path = folder / "checkpoint" / "lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    with file:
+        try:
+            _lock(file.fileno(), exclusive=True, wait=False)
+        except BlockingIOError as error:
+            raise FolderInUseError(
+                f"{folder} is in use: another process is training in it. Try again when it has ended."
+            ) from error
+        yield
+
+
+def in_use(folder: Path) -> bool:
+    """True if a process has reserved the run folder."""
+    try:
+        with (folder / "checkpoint" / "lock").open() as file:
+            _lock(file.fileno(), exclusive=False, wait=False)
+    except BlockingIOError:
+        return True
+    except OSError:  # no lock file
+        return False
+    return False
+
+
+@contextmanager
+def lock_folder(folder: Path, *, exclusive: bool) -> Iterator[None]:
+    """Holds a shared or exclusive lock on a folder; does nothing where locks are not supported."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            handle = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            _lock(handle, exclusive=exclusive, wait=True)
+        yield
+
+
+def _lock(handle: int, *, exclusive: bool, wait: bool) -> None:
+    if sys.platform != "win32":
+        fcntl.flock(handle, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB))
+
+
+def cannot_write(path: Path, error: OSError) -> UserError:
+    """The error for a file that cannot be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return UserError(
+            f"No space left to write {path}: free some space, then continue the run with --resume."
+        )
+    return UserError(f"Cannot write {path} ({error.strerror}): choose another folder.")

@@ -1,0 +1,204 @@
+"""Observers of a run: events file, TensorBoard, checkpoints, warnings, progress bar.
+
+To add one, write a class with `__call__(event)` and `close()`, and add it to the list in `train.py`.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch.utils.tensorboard.writer import SummaryWriter
+
+from fedseal.core import Engine, Packet, PreparationStep
+from fedseal.replies import is_reserved
+from fedseal.rounds import ClientDone, Event, LeftOut, RoundDone
+from fedseal.rounds import Progress as RunProgress
+from fedseal.storage.checkpoint import Checkpoint
+from fedseal.storage.events_file import read_events
+from fedseal.system.files import cannot_write, write_atomic
+
+log = logging.getLogger("fedseal")
+
+
+class Observer(Protocol):
+    """Receives every event, in order."""
+
+    def __call__(self, event: Event) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class EventLog:
+    """Writes `events.jsonl`, one JSON object per line. A resumed run continues after its checkpoint."""
+
+    def __init__(self, path: Path, resumed_from: int) -> None:
+        self.path = path
+        kept = [event for event in read_events(path) if event["t"] <= resumed_from]
+        write_atomic(path, "".join(json.dumps(event) + "\n" for event in kept))
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, RoundDone):
+            self._add(event.metrics)
+        elif isinstance(event, LeftOut):
+            about = {"event": "left-out", "t": event.t, "client": event.client}
+            self._add(about | {"reason": event.problem.reason, "worker_died": event.problem.worker_died})
+
+    def _add(self, line: dict[str, Any]) -> None:
+        try:
+            with self.path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+
+    def close(self) -> None: ...
+
+
+class Checkpoints:
+    """Saves a checkpoint after each preparation step, every few rounds, and after the last round."""
+
+    def __init__(
+        self,
+        path: Path,
+        engine: Engine,
+        fingerprint: str,
+        every: int,
+        rounds: int,
+        seconds: Callable[[], float],
+    ) -> None:
+        self.path, self.engine, self.fingerprint = path, engine, fingerprint
+        self.every, self.rounds, self.seconds = every, rounds, seconds
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, PreparationStep):
+            self._save(0, event.state)
+        elif isinstance(event, RoundDone) and (event.t % self.every == 0 or event.t == self.rounds):
+            self._save(event.t, event.state)
+
+    def _save(self, t: int, state: Packet) -> None:
+        checkpoint = Checkpoint(RunProgress(t, state), self.engine.memories(), self.seconds())
+        checkpoint.save(self.path, self.fingerprint)
+
+    def close(self) -> None: ...
+
+
+class Warnings:
+    """Logs problems that do not end the run."""
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, LeftOut):
+            log.warning("round %d: %s is left out: %s", event.t, event.client, event.problem.reason)
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Writes all numbers of a round for TensorBoard."""
+
+    def __init__(self, folder: Path, resumed_from: int) -> None:
+        self.folder = folder
+        try:
+            self.writer = SummaryWriter(str(folder), purge_step=resumed_from + 1)
+        except OSError as error:
+            raise cannot_write(folder, error) from error
+
+    def __call__(self, event: Event) -> None:
+        if not isinstance(event, RoundDone):
+            return
+        try:
+            for tag, value in tags(event.metrics).items():
+                self.writer.add_scalar(tag, value, event.t)
+        except OSError as error:
+            raise cannot_write(self.folder, error) from error
+
+    def close(self) -> None:
+        with suppress(OSError):  # the numbers are also in events.jsonl
+            self.writer.close()
+
+
+def tags(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a round by TensorBoard tag; a list becomes one tag per class."""
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}/{key}": number for key, number in value.items()}
+        elif isinstance(value, int | float) and name != "t":
+            group = (
+                "accuracy" if name.endswith("accuracy") else "network" if name[:6] == "bytes_" else "method"
+            )
+            found[f"{group}/{name}"] = value
+        elif isinstance(value, list) and not is_reserved(name):
+            found |= {f"{name}/{number}": entry for number, entry in enumerate(value)}
+    return found
+
+
+class ProgressBar:
+    """Shows progress in the terminal: round, accuracy, the method's own numbers, remaining time."""
+
+    def __init__(
+        self, title: str, rounds: int, done: int, console: Console, titles: Mapping[str, str]
+    ) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeRemainingColumn(compact=True),
+        )
+        self.titles = titles
+        self.progress = Progress(*columns, console=console)
+        self.start_task = self.progress.add_task("", visible=False, status="")
+        self.rounds_task = self.progress.add_task(
+            title, total=rounds, completed=done, status="", visible=False
+        )
+        self.clients_task = self.progress.add_task("  clients", visible=False, status="")
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *exception: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, PreparationStep):
+            self.progress.update(
+                self.start_task,
+                description=event.what,
+                completed=event.done,
+                total=event.total,
+                visible=event.done < event.total,
+            )
+        elif isinstance(event, ClientDone):
+            self.progress.update(
+                self.clients_task, completed=event.done, total=event.total, visible=event.done < event.total
+            )
+        elif isinstance(event, RoundDone):
+            self.progress.update(
+                self.rounds_task, completed=event.t, status=status(event.metrics, self.titles), visible=True
+            )
+
+    def close(self) -> None:
+        self.progress.stop()
+
+
+def status(metrics: Mapping[str, Any], titles: Mapping[str, str]) -> str:
+    """A round in a few words: accuracy, then the method's own numbers."""
+    words = []
+    for images in ("test", "validation"):
+        if f"{images}_accuracy" in metrics:
+            words.append(f"{images} {metrics[f'{images}_accuracy']:.1%}")
+            break
+    for name, value in metrics.items():
+        if is_reserved(name) or not isinstance(value, int | float):
+            continue
+        rate = metrics.get(f"{name}_correct")
+        number = f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+        correct = f" ({rate:.0%} correct)" if rate is not None else ""
+        words.append(f"{titles.get(name, name.replace('_', ' '))} {number}{correct}")
+    return " · ".join(words)

@@ -1,0 +1,235 @@
+"""Trains: from a configuration to a run folder."""
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fedseal.config.config import Config, did_you_mean, parse
+from fedseal.config.load import load_config
+from fedseal.core import Engine, Packet, Server
+from fedseal.data.federation import load_federation
+from fedseal.data.pool import Federation
+from fedseal.engines import ENGINES
+from fedseal.errors import UserError
+from fedseal.methods import METHODS
+from fedseal.methods.loader import section_name
+from fedseal.report.write import write_report
+from fedseal.rounds import rounds
+from fedseal.run_setup import RunSetup
+from fedseal.storage.accuracies import summarize
+from fedseal.storage.checkpoint import Checkpoint
+from fedseal.storage.events_file import read_rounds
+from fedseal.storage.model_file import save_model
+from fedseal.storage.run_folder import (
+    Result,
+    checkpoint_file,
+    checkpoint_fingerprint,
+    claim_folder,
+    default_folder,
+    find_finished,
+)
+from fedseal.system.environment import set_up_process
+from fedseal.system.files import lock_run, write_atomic
+from fedseal.system.lazy import import_object
+from fedseal.system.machine import threads, versions
+from fedseal.system.processes import defer_interrupts
+from fedseal.training.evaluate import Evaluator
+from fedseal.training.observers import (
+    Checkpoints,
+    EventLog,
+    Observer,
+    ProgressBar,
+    TensorBoard,
+    Warnings,
+)
+
+StartEngine = Callable[[RunSetup, Mapping[str, bytes]], Engine]  # from the setup and the clients' memories
+
+
+def train(
+    source: str | os.PathLike[str] | Config,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    quiet: bool = True,
+    options: Mapping[str, Any] | None = None,
+    **top_level: Any,
+) -> Result:
+    """Trains a preset, a TOML file or a `Config`, and leaves a run folder.
+
+    Top-level keys are given by name (`rounds=20`, `seed=1`), others as `options={"fedseal.theta": 0.05}`.
+    """
+    changes = {**(options or {}), **top_level}
+    if not isinstance(source, Config):
+        config = load_config(source, changes)
+    elif changes:
+        raise UserError("A Config takes no further keys: change it first, or give the name of a preset.")
+    else:
+        config = source
+    folder = Path(out) if out else default_folder(source, config)
+    return run_training(config, folder, resume=resume, console=Console(quiet=quiet))
+
+
+def run_training(
+    config: Config,
+    folder: Path,
+    *,
+    resume: bool,
+    console: Console,
+    federation: Federation | None = None,
+    start_engine: StartEngine | None = None,
+) -> Result:
+    """Trains into a folder; a finished run is not run again.
+
+    Without `federation` and `start_engine`, data and engine are those of the configuration.
+    """
+    set_up_process()
+    start_engine = start_engine or find_engine(config.engine.name)
+    config = claim_folder(folder, config, resume)
+    if (finished := find_finished(folder, config)) is not None:
+        return finished
+    started = time.perf_counter()
+    if federation is None:
+        federation = load_federation(config.data, config.seed, progress=not console.quiet)
+    check_data(config, federation)
+    setup = RunSetup(config, federation)
+    server = setup.server()
+    config.selected_method().check(server)
+    with lock_run(folder), threads(config.server.threads):
+        return _train(setup, server, folder, console, start_engine, started)
+
+
+def _train(
+    setup: RunSetup, server: Server, folder: Path, console: Console, start_engine: StartEngine, started: float
+) -> Result:
+    """Continues from the last checkpoint, if there is one, to the last round."""
+    config, method = setup.config, setup.config.selected_method()
+    saved, fingerprint = checkpoint_file(folder), checkpoint_fingerprint(setup)
+    resumed = Checkpoint.load(saved, fingerprint) if saved.exists() else None
+    done = resumed.progress.t if resumed else 0
+    if done > config.rounds:
+        raise UserError(
+            f"{folder} already has {done} rounds, but rounds is {config.rounds}: raise it, or choose another"
+            " --out."
+        )
+    write_atomic(folder / "config.toml", config.to_toml())
+
+    def seconds() -> float:
+        return time.perf_counter() - started + (resumed.seconds if resumed else 0.0)
+
+    if resumed and done == config.rounds:  # stopped between its last round and its last file
+        return _finish(folder, setup, resumed.progress.state, resumed.memories, seconds())
+    with ExitStack() as stack:
+        engine = start_engine(setup, resumed.memories if resumed else {})
+        stack.callback(engine.close)
+        every = config.engine.checkpoint_every
+        observers: list[Observer] = [
+            EventLog(folder / "events.jsonl", done),
+            TensorBoard(folder / "tensorboard", done),
+            Checkpoints(saved, engine, fingerprint, every, config.rounds, seconds),
+            Warnings(),
+        ]
+        if not console.quiet:
+            bar = ProgressBar(config.method, config.rounds, done, console, method.titles)
+            observers.append(stack.enter_context(bar))
+        for observer in observers:
+            stack.callback(observer.close)
+        progress, evaluate = resumed.progress if resumed else None, Evaluator(setup, server)
+        state = progress.state if progress else Packet()
+        for event in rounds(config, server, engine, setup.federation.names, evaluate, progress):
+            with defer_interrupts():
+                for observer in observers:
+                    observer(event)
+            state = getattr(event, "state", state)
+        # Before the engine closes, which can take long with clients on other machines.
+        return _finish(folder, setup, state, engine.memories(), seconds())
+
+
+def find_engine(name: str) -> StartEngine:
+    """The engine for `engine.name`."""
+    if name not in ENGINES:
+        raise UserError(f"'engine.name' is '{name}'{did_you_mean(name, ENGINES)}.")
+    engine: StartEngine = import_object(ENGINES[name])
+    return engine
+
+
+def check_data(config: Config, federation: Federation) -> None:
+    """Refuses settings that do not fit the data."""
+    clients = len(federation.clients)
+    if config.cohort > clients:
+        raise UserError(
+            f"cohort is {config.cohort}, but there are {clients} clients: lower it, or set it to 0 for all."
+        )
+    truth = federation.pool.labels
+    if config.selected_method().needs_client_labels and any(
+        (truth[rows] < 0).any() for rows in federation.clients
+    ):
+        raise UserError(f"{config.method} needs labels of the clients' images, but these have none.")
+    if not len(federation.validation):
+        raise UserError("data.validation is 0, but every run needs validation images: raise it.")
+    side = min(federation.pool.pixels.shape[2:])
+    if config.augment.shift >= side:
+        raise UserError(
+            f"augment.shift is {config.augment.shift}, but images are {side} pixels wide: lower it."
+        )
+
+
+def _finish(
+    folder: Path, setup: RunSetup, state: Packet, memories: Mapping[str, bytes], seconds: float
+) -> Result:
+    """Writes the model, the summary and the report."""
+    config = setup.config
+    judged = config.evaluate if config.evaluate in state.tensors else "model"
+    result = Result(folder, _summarize_run(folder, setup, judged, seconds))
+    save_model(folder / "model.safetensors", state.tensors[judged], setup)
+    write_atomic(folder / "summary.json", json.dumps(result.summary, indent=2) + "\n")
+    write_report(folder, setup, memories)
+    return result
+
+
+def _summarize_run(folder: Path, setup: RunSetup, judged: str, seconds: float) -> dict[str, Any]:
+    """The content of `summary.json`."""
+    config, federation = setup.config, setup.federation
+    events = read_rounds(folder)
+    if not any("validation_accuracy" in event for event in events):
+        raise UserError(
+            f"{folder / 'events.jsonl'} is missing or damaged: delete {folder / 'checkpoint'} to start again."
+        )
+    return {
+        "method": config.method,
+        "evaluate": judged,
+        "rounds": config.rounds,
+        **summarize(events),
+        "seed": config.seed,
+        "split": federation.fingerprint,
+        "config": config.fingerprint(),
+        "labels": {
+            "training": len(federation.labelled),
+            "validation": len(federation.validation),
+            "total": len(federation.labelled) + len(federation.validation),
+        },
+        "clients": len(federation.clients),
+        "left_out": Counter(name for event in events for name in event["left_out"]),  # replies by client
+        "skipped_files": len(federation.pool.skipped),
+        "seconds": round(seconds, 1),
+        "versions": versions(),
+    }
+
+
+def server_only(config: Config) -> Config:
+    """The baseline: Server-SL with the same settings, and as many supervised epochs as the method in total.
+
+    Its first rounds are those of a shorter run, so its accuracy can be read at any earlier round.
+    """
+    extra = -(-config.selected_method().preparation_epochs() // max(config.server.epochs, 1))
+    own_section = {section_name(config.method)} - METHODS.keys()
+    raw = {k: v for k, v in config.to_dict().items() if k not in own_section}
+    changes = {"method": "server-sl", "rounds": config.rounds + extra, "evaluate_every": 1}
+    return parse(raw | changes, "baseline")

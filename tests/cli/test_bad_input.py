@@ -1,0 +1,421 @@
+"""Bad input of every kind: one sentence that names it, exit code 2, and nothing written or overwritten."""
+
+import json
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from conftest import Command, contents, same_weights
+from fedseal.cli import main
+from fedseal.config.load import load_config
+from fedseal.core import Packet
+from fedseal.data.catalogue import PUBLISHED
+from fedseal.storage import model_file
+from fedseal.training.train import train
+
+# ------------------------------------------------------------------ the command line and the configuration
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--set", "round=3"], ["demo: unknown key 'round' (did you mean 'rounds'?)"]),
+        (["--set", "data.label=3"], ["unknown key 'data.label' (did you mean 'labels'?)"]),
+        (["--set", "fedseal.thta=1"], ["unknown key 'fedseal.thta' (did you mean 'theta'?)"]),
+        (["--set", "rounds=many"], ["'rounds' is 'many', but it should be a valid integer"]),
+        (["--set", "fedseal.theta=2"], ["'fedseal.theta' is 2, but it should be less than or equal to 1."]),
+        (["--set", "method=fedsael"], ["method must be one of fedseal, ", "not 'fedsael'"]),
+        (["--set", "rounds"], ["--set takes KEY=VALUE, not 'rounds'."]),
+        (["--set", "=5"], ["--set takes KEY=VALUE, not '=5'."]),
+        (["--seed", "-1"], ["'seed' is -1"]),
+        (["--workers", "-1"], ["'engine.workers' is -1"]),
+        (["--set", "data.labels=60000"], ["Class 'T-shirt/top' has 6000 images", "lower data.labels"]),
+        (["--set", "data.clients=100"], ["100 clients with 1200 images each", "lower data.clients"]),
+        (["--set", "data.labels=3"], ["data.labels = 3 leaves a class without labels: raise it to 10"]),
+        (["--set", "data.test_per_client=3000"], ["lower data.clients or data.test_per_client"]),
+        (["--set", "cohort=11"], ["cohort is 11, but there are 10 clients: lower it, or set it to 0 for all."]),
+        (
+            ["--set", "data.path=x"],
+            ["data.path does not apply to fashion-mnist", "fedseal data get fashion-mnist --from x"],
+        ),
+        (["--set", "augment.shift=28"], ["augment.shift is 28, but images are 28 pixels wide: lower it."]),
+        (["--set", "model.name=resnet9"], ["ResNet-9 needs images of 32×32", "not 28×28"]),
+    ],
+)
+def test_a_bad_setting_is_refused_before_anything_is_written(
+    fedseal: Command, tmp_path: Path, words: list[str], parts: list[str]
+) -> None:
+    fedseal("train", "demo", "--out", tmp_path / "run", *words).refuses(*parts)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_device_that_is_not_there(fedseal: Command, tmp_path: Path) -> None:
+    device = next(
+        (name for name, there in (("cuda", torch.cuda.is_available()), ("mps", False)) if not there), "mps"
+    )
+    answer = fedseal("train", "demo", "--out", tmp_path / "run", options={"engine.device": device})
+    answer.refuses(f"engine.device is '{device}', but this machine has no such device: use 'auto'.")
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_validation_images(fedseal: Command, tmp_path: Path) -> None:
+    answer = fedseal("train", "demo", "--out", tmp_path / "run", options={"data.validation": 0})
+    assert answer.code == 2 and not (tmp_path / "run").exists()
+    sentence = "error: data.validation is 0, but every run needs validation images: raise it."
+    assert answer.err.splitlines()[-1] == sentence
+
+
+def test_a_bad_file_or_preset(fedseal: Command, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.toml"
+    fedseal("train", bad).refuses(f"There is no configuration file {bad}; 'fedseal presets' lists")
+    bad.write_text("rounds = = 3")
+    fedseal("train", bad).refuses(f"{bad} is not valid TOML: Invalid value (at line 1, column 10).")
+    fedseal("show", bad).refuses(f"{bad} is not valid TOML")
+    bad.write_text("[server]\nlearning_rate = 3")
+    fedseal("train", bad).refuses(f"{bad}: unknown key 'server.learning_rate'; choose from lr, decay, ")
+    fedseal("train", "dmo").refuses("There is no preset 'dmo' (did you mean 'demo'?)")
+    fedseal("data", "show", "dmo").refuses("There is no preset 'dmo' (did you mean 'demo'?)")
+
+
+# ------------------------------------------------------------------ own folders
+
+
+def test_an_empty_class(fedseal: Command, own: dict[str, Any], shapes: Path, tmp_path: Path) -> None:
+    (shapes / "server" / "star").mkdir()
+    answer = fedseal("train", "folders", "--out", tmp_path / "run", options=own)
+    answer.refuses(
+        f"Class 'star' has no readable image: add images to {shapes / 'server' / 'star'}, or remove it."
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_empty_client(fedseal: Command, own: dict[str, Any], shapes: Path, tmp_path: Path) -> None:
+    (shapes / "clients" / "west").mkdir()
+    answer = fedseal("train", "folders", "--out", tmp_path / "run", options=own)
+    answer.refuses(f"Client 'west' has no readable image: add images to {shapes / 'clients' / 'west'}, or remove")
+    assert not (tmp_path / "run").exists()
+
+
+def test_folders_that_are_not_there(fedseal: Command, own: dict[str, Any], shapes: Path) -> None:
+    gone = shapes / "gone"
+    fedseal("train", "folders", options=own | {"data.path": gone}).refuses(
+        f"There is no folder {gone}: give a folder that contains server/ and clients/."
+    )
+    shutil.rmtree(shapes / "clients")
+    fedseal("train", "folders", options=own).refuses(
+        f"{shapes} has no clients/: add it, with one folder for each client."
+    )
+
+
+def test_corrupt_images_are_skipped_counted_and_named(
+    fedseal: Command, own: dict[str, Any], shapes: Path, tmp_path: Path
+) -> None:
+    cut, text = shapes / "clients" / "north" / "circle-0.png", shapes / "server" / "circle" / "notes.txt"
+    cut.write_bytes(cut.read_bytes()[:60])
+    text.write_text("no image")
+    run = tmp_path / "run"
+    answer = fedseal("train", "folders", "--out", run, options=own)
+    assert answer.code == 0
+    for path in (cut, text):
+        assert f"warning: skipped {path}: not a readable image (" in answer.err
+    assert json.loads((run / "summary.json").read_text())["skipped_files"] == 2
+    assert json.loads((run / "summary.json").read_text())["rounds"] == 2
+
+
+# ------------------------------------------------------------------ models, images, runs
+
+
+def test_predict_refuses_a_corrupt_image_and_a_missing_one(
+    fedseal: Command, finished: Path, tmp_path: Path
+) -> None:
+    image = tmp_path / "broken.png"
+    fedseal("predict", finished, image).refuses(f"There is no image {image}: check the path.")
+    image.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(50))
+    fedseal("predict", finished, image).refuses(f"{image} is not a readable image")
+    fedseal("predict", finished, tmp_path).refuses(f"{tmp_path} is not a readable image")
+
+
+def test_predict_refuses_anything_but_a_model(fedseal: Command, finished: Path, tmp_path: Path) -> None:
+    model, image = tmp_path / "model.safetensors", tmp_path / "any.png"
+    fedseal("predict", tmp_path, image).refuses(f"There is no model {model}: give the folder of a finished run.")
+    for content in (b"", b"not at all", bytes(range(256)) * 20):
+        model.write_bytes(content)
+        fedseal("predict", model, image).refuses(f"{model} is damaged, or not a fedseal model")
+    model.write_bytes((finished / "model.safetensors").read_bytes()[:-100])
+    fedseal("predict", model, image).refuses(f"{model} is damaged, or not a fedseal model")
+    save_file({"w": torch.zeros(3)}, model)
+    fedseal("predict", model, image).refuses(f"{model} is damaged, or not a fedseal model")
+
+
+def test_evaluate_refuses_anything_but_a_finished_run(fedseal: Command, copy: Path, tmp_path: Path) -> None:
+    fedseal("evaluate", tmp_path).refuses(f"{tmp_path} is not a run folder: it has no config.toml.")
+    fedseal("evaluate", tmp_path / "gone").refuses(f"{tmp_path / 'gone'} is not a run folder")
+    (copy / "summary.json").write_text("{")
+    fedseal("evaluate", copy).refuses(f"{copy / 'summary.json'} is missing or damaged: finish the run with")
+    (copy / "model.safetensors").unlink()
+    fedseal("evaluate", copy).refuses(f"There is no model {copy / 'model.safetensors'}")
+
+
+def test_evaluate_refuses_other_data(
+    fedseal: Command, own: dict[str, Any], shapes: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert fedseal("train", "folders", "--out", run, "-q", options=own).code == 0
+    (shapes / "test" / "circle" / "0.png").unlink()
+    fedseal("evaluate", run).refuses(f"The data have changed since the run in {run}")
+
+
+def test_data_get_refuses_tampered_and_unknown_files(
+    fedseal: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSEAL_DATA", str(tmp_path / "cache"))
+    files = tmp_path / "files"
+    fedseal("data", "get", "fashion-mnist", "--from", files).refuses(f"There is no folder {files}: give the folder with the files of Fashion-MNIST.")
+    files.mkdir()
+    for name in PUBLISHED["fashion-mnist"].downloads:
+        (files / name).write_bytes(b"\x1f\x8b tampered")
+    answer = fedseal("data", "get", "fashion-mnist", "--from", files)
+    answer.refuses(str(files))
+    assert not (tmp_path / "cache" / "fashion-mnist").exists()
+    fedseal("data", "get", "mnist").refuses("There is no data set 'mnist': choose one of fashion-mnist, ")
+
+
+def test_data_show_refuses_a_picture_it_cannot_draw(
+    fedseal: Command,
+    tiny: dict[str, Any],
+    own: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folders = fedseal("data", "show", "folders", "--picture", tmp_path / "mix.png", options=own)
+    folders.refuses("--picture needs the classes of the clients' images, which are unknown for folders.")
+    monkeypatch.delenv("FEDSEAL_DATA")
+    for name in ("mix.xyz", "gone/mix.png"):
+        path = tmp_path / name
+        fedseal("data", "show", "demo", "--picture", path, options=tiny).refuses(
+            f"Cannot write {path} (", "--picture"
+        )
+        assert not path.exists()
+
+
+# ------------------------------------------------------------------ the output folder
+
+
+def test_a_folder_with_a_run_is_not_overwritten(fedseal: Command, copy: Path, tiny: dict[str, Any]) -> None:
+    before = contents(copy)
+    answer = fedseal("train", "demo", "--out", copy, options=tiny)
+    answer.refuses(f"{copy} already holds a run: add --resume to continue it, or choose another --out.")
+    assert contents(copy) == before
+
+
+def test_a_folder_with_other_files_is_not_touched(
+    fedseal: Command, tmp_path: Path, tiny: dict[str, Any]
+) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    before = contents(tmp_path)
+    for words in ([], ["--resume"]):
+        answer = fedseal("train", "demo", "--out", tmp_path, *words, options=tiny)
+        answer.refuses(f"{tmp_path} holds other files and no run: choose another --out.")
+    assert contents(tmp_path) == before
+
+
+def test_a_start_that_failed_does_not_block_its_folder(
+    fedseal: Command, tmp_path: Path, tiny: dict[str, Any]
+) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoint").mkdir(parents=True)
+    (run / "checkpoint" / "lock").touch()
+    (run / "config.toml").write_text("seed = 7\n")
+    assert fedseal("train", "demo", "--out", run, "-q", options=tiny).code == 0
+    assert load_config(run / "config.toml").seed == 0
+
+
+def test_clients_without_labels_cannot_be_the_upper_bound(
+    fedseal: Command, tmp_path: Path, own: dict[str, Any]
+) -> None:
+    answer = fedseal("train", "folders", "--out", tmp_path / "run", options=own | {"method": "fedavg-sl"})
+    answer.refuses("fedavg-sl needs labels of the clients' images, but these have none.")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_cannot_be_written(fedseal: Command, tmp_path: Path, tiny: dict[str, Any]) -> None:
+    file = tmp_path / "file"
+    file.write_text("kept")
+    answer = fedseal("train", "demo", "--out", file, options=tiny)
+    answer.refuses(f"{file} cannot be a run folder (Not a directory): choose another --out.")
+    below = file / "run"
+    answer = fedseal("train", "demo", "--out", below, options=tiny)
+    answer.refuses(f"Cannot write {below} (Not a directory): choose another folder.")
+    assert contents(tmp_path).keys() == {"file"} and file.read_text() == "kept"
+
+
+# ------------------------------------------------------------------ checkpoints
+
+
+def test_a_run_is_not_resumed_with_another_configuration(
+    fedseal: Command, copy: Path, tiny: dict[str, Any]
+) -> None:
+    before = contents(copy)
+    own_config = copy / "config.toml"
+    for key, value in (("fedseal.theta", 0.05), ("seed", 1), ("method", "server-sl")):
+        answer = fedseal("train", own_config, "--out", copy, "--resume", "--set", f"{key}={value}")
+        answer.refuses(f"{copy} holds a run with another configuration: resume it with {own_config}, or choose")
+    answer = fedseal("train", own_config, "--out", copy, "--resume", "--set", "rounds=1")
+    answer.refuses(f"{copy} already has 2 rounds, but rounds is 1: raise it, or choose another --out.")
+    assert contents(copy) == before
+
+
+def test_a_checkpoint_of_other_data_is_refused(
+    fedseal: Command, own: dict[str, Any], shapes: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert fedseal("train", "folders", "--out", run, "-q", options=own).code == 0
+    (shapes / "clients" / "north" / "circle-0.png").unlink()
+    before = contents(run)
+    answer = fedseal("train", "folders", "--out", run, "--resume", options=own | {"rounds": 3})
+    answer.refuses(f"{run / 'checkpoint' / 'state.safetensors'} belongs to another configuration, other data or")
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize("kept", [0, 5, 3000, -1])
+def test_a_damaged_checkpoint_is_refused(fedseal: Command, copy: Path, kept: int) -> None:
+    state = copy / "checkpoint" / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:kept])
+    before = contents(copy)
+    answer = fedseal("train", copy / "config.toml", "--out", copy, "--resume", "--set", "rounds=3")
+    answer.refuses(f"{state} is damaged (", "): delete it to start again.")
+    assert contents(copy) == before
+
+
+def test_a_damaged_summary_is_written_again_and_lost_events_are_reported(fedseal: Command, copy: Path) -> None:
+    summary = copy / "summary.json"
+    whole = json.loads(summary.read_text())
+    summary.write_text('{"rounds"')
+    resume = ["train", copy / "config.toml", "--out", copy, "--resume", "-q"]
+    assert fedseal(*resume).code == 0
+    again = json.loads(summary.read_text())
+    assert {k: v for k, v in again.items() if k != "seconds"} == {
+        k: v for k, v in whole.items() if k != "seconds"
+    }
+    summary.unlink()
+    (copy / "events.jsonl").unlink()
+    fedseal(*resume).refuses(
+        f"{copy / 'events.jsonl'} is missing or damaged: delete {copy / 'checkpoint'} to"
+    )
+
+
+# ------------------------------------------------------------------ NaN
+
+
+def test_clients_with_nan_are_left_out_and_the_run_goes_on(
+    fedseal: Command, tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    keys = tiny | {"client.lr": 1e300, "engine.min_replies": 0}
+    answer = fedseal("train", "demo", "--out", run, options=keys)
+    assert answer.code == 0
+    assert (
+        "replies left out: 2 of client-0, 2 of client-1, 2 of client-2; events.jsonl says why" in answer.out
+    )
+    assert "replies left out: 2 of client-0, " in (run / "report.html").read_text("utf-8")
+    reason = "its model has NaN or infinite weights (is client.lr too high?)"
+    assert f"warning: round 1: client-0 is left out: {reason}\n" in answer.err
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    told = {"event": "left-out", "t": 2, "client": "client-2", "reason": reason, "worker_died": False}
+    assert told in events
+    rounds = [event for event in events if event["event"] == "round"]
+    assert [event["t"] for event in rounds] == [1, 2]
+    assert rounds[0]["left_out"] == ["client-0", "client-1", "client-2"]
+    assert model_file.load(run)(torch.zeros(1, 1, 28, 28, dtype=torch.uint8)).isfinite().all()
+
+
+def test_a_round_without_a_usable_reply_stops_the_run(
+    fedseal: Command, tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    answer = fedseal("train", "demo", "--out", tmp_path / "run", options=tiny | {"client.lr": 1e300})
+    sentence = "error: Round 1: only 0 of 3 clients sent a usable reply, but engine.min_replies is 1: "
+    assert answer.code == 2 and answer.err.splitlines()[-1].startswith(sentence)
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_nan_at_the_server_stops_the_run_and_says_why(
+    fedseal: Command, tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    answer = fedseal("train", "demo", "--out", run, options=tiny | {"server.lr": 1e30})
+    answer.refuses("Round 1: the server's model has NaN or infinite weights", "lower server.lr (1e+30)")
+    assert not (run / "summary.json").exists() and not (run / "model.safetensors").exists()
+
+
+def test_nan_in_a_later_round_leaves_the_last_checkpoint(
+    fedseal: Command, tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    explodes = {"rounds": 9, "server.lr": 1e5, "server.batch": 50, "fedseal.bootstrap_epochs": 0}
+    answer = fedseal("train", "demo", "--out", run, options=tiny | explodes)
+    answer.refuses("the server's model has NaN or infinite weights", "lower server.lr (100000.0)")
+    failed = int(answer.err.removeprefix("error: Round ").split(":")[0])
+    state = Packet.from_bytes((run / "checkpoint" / "state.safetensors").read_bytes())
+    assert failed > 1 and state.scalars["t"] == failed - 1
+    assert all(value.isfinite().all() for value in state.tensors["state.model"].values())
+
+
+# ------------------------------------------------------------------ a full disk
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small disk that can be filled."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    try:
+        mount("-t", "tmpfs", "-o", "size=900k", "tmpfs", folder)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no small disk can be mounted here: {error}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def mount(*words: object) -> None:
+    subprocess.run(["mount", *map(str, words)], check=True, capture_output=True)
+
+
+def test_a_disk_that_fills_up_leaves_the_last_checkpoint(
+    fedseal: Command, disk: Path, tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    run, tiny = disk / "run", tiny | {"fedseal.bootstrap_epochs": 0}
+    answer = fedseal("train", "demo", "--out", run, options=tiny)
+    state = run / "checkpoint" / "state.safetensors"
+    answer.refuses(f"No space left to write {state}: free some space, then continue the run with --resume.")
+    assert {path.name for path in run.rglob("*") if path.is_file() and "tfevents" not in path.name} == {
+        "config.toml",
+        "events.jsonl",
+        "state.safetensors",
+        "lock",
+    }
+    assert Packet.from_bytes(state.read_bytes()).scalars["t"] == 1
+
+    mount("-o", "remount,size=5m", disk)
+    assert fedseal("train", run / "config.toml", "--out", run, "--resume", "-q").code == 0
+    train("demo", out=tmp_path / "reference", options=tiny)
+    assert same_weights(run, tmp_path / "reference")
+
+
+@pytest.mark.parametrize("size", ["4k", "8k", "12k", "300k"])
+def test_a_disk_that_is_full_from_the_start(
+    fedseal: Command, disk: Path, tiny: dict[str, Any], size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", main.ignore_disk_errors)  # as in a separate process
+    mount("-o", f"remount,size={size}", disk)
+    run = disk / "run"
+    fedseal("train", "demo", "--out", run, options=tiny).refuses("No space left to write ", str(run))
+    assert not {"summary.json", "model.safetensors"} & {path.name for path in run.rglob("*")}
+    if (run / "config.toml").exists():
+        assert load_config(run / "config.toml").rounds == 2

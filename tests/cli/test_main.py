@@ -1,0 +1,245 @@
+"""The command line: what it shows, end to end on own images, and stopping it with Ctrl-C."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from conftest import SHAPES, Command, contents, same_weights, settings
+from fedseal.config.config import parse
+from fedseal.config.load import list_presets, load_config
+from fedseal.data import cache
+from fedseal.data.catalogue import PUBLISHED
+from fedseal.data.federation import load_federation
+from fedseal.storage import model_file
+from fedseal.training.train import train
+
+PROGRAM = Path(sys.executable).with_name("fedseal")
+
+COMMANDS = ["train", "presets", "show", "evaluate", "predict", "data", "data list", "data get", "data show"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(fedseal: Command, command: str) -> None:
+    answer = fedseal(*command.split(), "--help")
+    assert answer.code == 0
+    assert f"Example:  fedseal {command}" in answer.out
+
+
+def test_help_explains_arguments(fedseal: Command) -> None:
+    assert "A name from 'fedseal presets', or a TOML file." in fedseal("train", "--help").out
+    assert "--list" in fedseal("reproduce", "--help").out
+
+
+def test_help_of_the_program_has_a_first_run(fedseal: Command) -> None:
+    answer = fedseal("--help")
+    assert answer.code == 0 and "fedseal train demo --baseline" in answer.out
+    assert all(command in answer.out for command in ("train", "predict", "data"))
+
+
+def test_help_and_flowers_own_processes_do_without_pytorch() -> None:
+    """It takes seconds to load, and hundreds of megabytes."""
+    code = "import fedseal.cli.main, fedseal.deploy.flower_program, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_usage_errors_are_code_2(fedseal: Command) -> None:
+    for words in (["trian"], ["train", "--rounds", "3"], ["predict"], ["train", "--seed", "x"]):
+        answer = fedseal(*words)
+        assert answer.code == 2 and "Error" in answer.err
+
+
+def test_presets_lists_all(fedseal: Command) -> None:
+    out = fedseal("presets").out
+    assert all(name in out for name in list_presets()) and "base-" not in out
+
+
+@pytest.mark.parametrize("name", ["demo", "svhn-resnet9", "folders"])
+def test_show_prints_what_runs(fedseal: Command, name: str) -> None:
+    answer = fedseal("show", name)
+    assert answer.code == 0
+    assert parse(tomllib.loads(answer.out), "shown") == load_config(name)
+
+
+def test_show_says_what_keys_mean(fedseal: Command) -> None:
+    out = fedseal("show", "demo", "--set", "method=semifl").out
+    assert 'method = "semifl"  # the method: fedseal, ' in out
+    assert "\n# flip =  # mirror images at random; left out: the data set's default (no for digits)\n" in out
+    assert "# the network; one of lenet, resnet9, resnet18\n" in out
+    assert "\n[semifl]\n" in out and "# minimum confidence of a pseudo-label\n" in out
+
+
+def test_version(fedseal: Command) -> None:
+    assert fedseal("--version").out == f"fedseal {version('fedseal')}\n"
+
+
+def test_data_list(fedseal: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    out = fedseal("data", "list").out
+    assert all(name in out for name in PUBLISHED)
+    assert "70,000" in out and str(cache.origin("fashion-mnist")) in out
+    monkeypatch.setenv("FEDSEAL_DATA", str(tmp_path))
+    assert "not here yet: fedseal data get fashion-mnist" in fedseal("data", "list").out
+
+
+def test_data_show_with_a_picture(fedseal: Command, tiny: dict[str, Any], tmp_path: Path) -> None:
+    picture = tmp_path / "mix.png"
+    answer = fedseal("data", "show", "demo", "--picture", picture, options=tiny)
+    assert answer.code == 0 and f"picture: {picture}\n" in answer.out
+    assert "labelled 50 · validation 20 · 3 clients with 120 images · test 60" in answer.out
+    config = load_config("demo", tiny)
+    assert f"split {load_federation(config.data, config.seed).fingerprint} (seed 0)" in answer.out
+    assert answer.out.count(" 40 images ") == 3
+    with Image.open(picture) as image:
+        image.verify()
+        assert image.format == "PNG" and image.width > 500
+
+
+def test_data_show_of_own_folders(fedseal: Command, own: dict[str, Any]) -> None:
+    out = fedseal("data", "show", "folders", options=own).out
+    assert "north     18 images" in out and "south     18 images" in out
+
+
+def test_train_shows_the_result_and_the_baseline(
+    fedseal: Command, tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    answer = fedseal("train", "demo", "--out", run, "--seed", 3, "--workers", 1, "--baseline", options=tiny)
+    assert (answer.code, answer.err) == (0, "")
+    results = [json.loads((f / "summary.json").read_text()) for f in (run, run / "server-sl")]
+    assert [r["method"] for r in results] == ["fedseal", "server-sl"]
+    assert [r["seed"] for r in results] == [3, 3] and results[0]["split"] == results[1]["split"]
+    ours, theirs = (r["test_accuracy"]["mean_last_10"] for r in results)
+    assert "fedseal, 2 rounds" in answer.out and f"{ours:.2%}" in answer.out
+    assert "Server-SL, 2 rounds" in answer.out and f"{theirs:.2%}" in answer.out
+    assert f"{100 * (ours - theirs):+.2f} points" in answer.out
+    said = " ".join(answer.out.split())  # a narrow terminal breaks lines
+    assert "70 labels (50 for training, 20 for validation)" in said
+    assert f"run folder: {run}\n" in answer.out
+
+    before = contents(run)
+    again = fedseal(
+        "train", "demo", "--out", run, "--seed", 3, "--workers", 1, "--baseline", "--resume", options=tiny
+    )
+    assert again.code == 0 and contents(run) == before
+
+
+def test_quiet_says_nothing(fedseal: Command, tiny: dict[str, Any], tmp_path: Path) -> None:
+    answer = fedseal("train", "demo", "-q", "--out", tmp_path / "run", options=tiny | {"rounds": 1})
+    assert (answer.code, answer.out, answer.err) == (0, "", "")
+
+
+def test_own_images_from_training_to_prediction(
+    fedseal: Command, own: dict[str, Any], shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a user does it: the real program, in a folder of the user's."""
+    longer = own | {"data.path": "shapes", "fedseal.bootstrap_epochs": 30, "server.lr": 0.02}
+    done = subprocess.run(
+        [PROGRAM, "train", "folders", *settings(longer)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    run = tmp_path / "runs" / "folders-seed0"
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["labels"] == {"training": 19, "validation": 5, "total": 24} and summary["clients"] == 2
+    assert "run folder: runs/folders-seed0\n" in done.stdout
+
+    monkeypatch.chdir(tmp_path)  # the run's configuration names the images from here
+    answer = fedseal("evaluate", run)
+    assert answer.code == 0
+    assert f"{'test accuracy':22} {summary['test_accuracy']['last']:.2%}\n" in answer.out
+    assert f"{'validation accuracy':22} {summary['validation_accuracy']['last']:.2%}\n" in answer.out
+
+    images = [shapes / "test" / shape / "0.png" for shape in SHAPES]
+    answer = fedseal("predict", run, *images)
+    assert answer.code == 0
+    lines = answer.out.splitlines()
+    for image, line, (name, sure) in zip(images, lines, model_file.load(run).predict(images), strict=True):
+        assert line == f"{image}  {name}  {sure:.1%}" and name in SHAPES
+    assert fedseal("predict", run / "model.safetensors", *images).out == answer.out
+
+
+def test_own_images_without_a_test_folder(
+    fedseal: Command, own: dict[str, Any], shapes: Path, tmp_path: Path
+) -> None:
+    (shapes / "test").rename(tmp_path / "elsewhere")
+    run = tmp_path / "run"
+    answer = fedseal("train", "folders", "--out", run, options=own)
+    assert (answer.code, answer.err) == (0, "")
+    summary = json.loads((run / "summary.json").read_text())
+    assert "test_accuracy" not in summary
+    shown = summary["validation_accuracy"]["mean_last_10"]
+    assert "validation accuracy" in answer.out and f"{shown:.2%}" in answer.out
+    assert "test accuracy" not in answer.out
+    answer = fedseal("evaluate", run)
+    assert answer.out == f"{'validation accuracy':22} {summary['validation_accuracy']['last']:.2%}\n"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+def test_ctrl_c_stops_cleanly_and_the_run_goes_on_later(
+    fedseal: Command, tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    run, keys = tmp_path / "a run", tiny | {"rounds": 30, "engine.workers": 2}
+    process = subprocess.Popen(
+        [PROGRAM, "train", "demo", "--out", run, *settings(keys)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's "&" has it ignored
+    )
+    log, deadline = run / "events.jsonl", time.monotonic() + 200
+    try:
+        while not (log.exists() and log.read_text()):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        assert len(processes_of(process.pid)) >= 3  # the run and two workers at least
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+        _, said = process.communicate(timeout=100)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+    assert process.returncode == 130
+    assert said.startswith("Stopped. Continue with: fedseal train ") and said.count("\n") == 1
+    deadline = time.monotonic() + 10
+    while processes_of(process.pid):  # Python's own tracker of resources needs a moment
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not (run / "summary.json").exists()
+
+    program, *words = shlex.split(said.partition("Continue with: ")[2])
+    assert program == "fedseal"
+    answer = fedseal(*words, "--workers", 1)
+    assert answer.code == 0
+    train("demo", out=tmp_path / "whole", options=keys | {"engine.workers": 1})
+    assert same_weights(run, tmp_path / "whole")
+    ends = [len((f / "events.jsonl").read_text().splitlines()) for f in (run, tmp_path / "whole")]
+    assert ends == [30, 30]
+
+
+def processes_of(session: int) -> list[int]:
+    """The numbers of all processes of a session that have not ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, number = path.read_text().rpartition(")")[2].split()[:4]
+        except OSError:  # it has just ended
+            continue
+        if int(number) == session and state != "Z":
+            found.append(int(path.parent.name))
+    return found

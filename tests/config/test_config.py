@@ -1,0 +1,172 @@
+"""The whole configuration: its fingerprint, and mistakes in its keys."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from pydantic import Field
+
+from fedseal.config.config import Config, parse
+from fedseal.config.load import list_presets, load_config
+from fedseal.config.sections import TrainingSettings
+from fedseal.errors import UserError
+from fedseal.methods import METHODS
+from fedseal.methods.fedseal import FedSEAL
+
+
+@pytest.mark.parametrize("name", list_presets())
+def test_every_preset_survives_a_round_trip(name: str) -> None:
+    config = load_config(name)
+    again = parse(tomllib.loads(config.to_toml()), "again")
+    assert again == config and again.fingerprint() == config.fingerprint()
+
+
+def test_a_method_with_a_table_among_its_options_is_explained(tmp_path: Path) -> None:
+    file = tmp_path / "nest.py"
+    file.write_text(
+        "from fedseal.methods.fedseal import FedSEAL\n"
+        "class Nest(FedSEAL):\n    w: dict[str, float] = {'a': 1.0}\n"
+    )
+    config = load_config("demo", {"method": f"{file}:Nest"})
+    assert "[Nest.w]\na = 1.0\n" in config.to_annotated_toml()
+    assert parse(tomllib.loads(config.to_annotated_toml()), "shown") == config
+
+
+def test_the_fingerprint_covers_only_what_affects_the_result() -> None:
+    base = load_config("demo")
+    same = load_config("demo", {"engine.workers": 7, "server-sl": {}})
+    assert base.fingerprint() == same.fingerprint()
+    for key, value in (("seed", 1), ("fedseal.theta", 0.2), ("data.alpha", 0.5), ("method", "server-sl")):
+        assert load_config("demo", {key: value}).fingerprint() != base.fingerprint()
+    longer = load_config("demo", {"rounds": 99})
+    assert longer.fingerprint() != base.fingerprint()
+    assert longer.fingerprint(ignore=["rounds"]) == base.fingerprint(ignore=["rounds"])
+
+
+def test_a_new_option_leaves_fingerprints_valid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With its default it changes nothing, in a section as in a method; another value counts."""
+
+    class NewClient(TrainingSettings):
+        warm_up: int = 0
+
+    class NewConfig(Config):
+        client: NewClient = Field(default_factory=NewClient)
+        privacy: float = 0.0
+
+    base = load_config("demo", {"client.lr": 0.5})
+    raw = base.to_dict()
+    assert NewConfig.model_validate(raw).fingerprint() == base.fingerprint()
+    for changed in ({"privacy": 1.0}, {"client": raw["client"] | {"warm_up": 3}}):
+        assert NewConfig.model_validate(raw | changed).fingerprint() != base.fingerprint()
+
+    class NewMethod(FedSEAL):
+        sharpness: float = 1.0
+
+    monkeypatch.setitem(METHODS, "fedseal", NewMethod)
+    assert load_config("demo", {"client.lr": 0.5}).fingerprint() == base.fingerprint()
+    assert load_config("demo", {"client.lr": 0.5, "fedseal.sharpness": 2}).fingerprint() != base.fingerprint()
+
+
+def test_a_default_that_is_written_out_is_the_same_configuration() -> None:
+    """A section without changes, and a value that equals its default, do not count."""
+    plain = Config()
+    for key, value in (("rounds", 150), ("data", {}), ("fedseal", {"theta": 0.1}), ("client", {"lr": 0.001})):
+        assert parse({key: value}, "test").fingerprint() == plain.fingerprint()
+    assert parse({"client": {"lr": 0.002}}, "test").fingerprint() != plain.fingerprint()
+
+
+def test_fingerprints_never_change() -> None:
+    """Recorded results are found by these; a change of them orphans everything under results/."""
+    assert load_config("fmnist-lenet").fingerprint() == "4ba899e4a738b033"
+    assert load_config("svhn-lenet", {"method": "server-sl"}).fingerprint() == "555146035e53145e"
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "value", "matters"),
+    [
+        ("server-sl", "client.epochs", 9, False),
+        ("server-sl", "cohort", 2, False),
+        ("server-sl", "augment.m", 5, False),
+        ("server-sl", "augment.shift", 1, True),
+        ("server-sl", "server.epochs", 9, True),
+        ("fedavg-sl", "augment.weak_first", True, False),
+        ("fedavg-sl", "client.epochs", 9, True),
+        ("fedavg-fixmatch", "augment.m", 5, True),
+    ],
+)
+def test_what_a_method_does_not_use_is_not_in_its_fingerprint(
+    method: str, key: str, value: object, matters: bool
+) -> None:
+    base, other = (load_config("demo", {"method": method, **more}) for more in ({}, {key: value}))
+    assert (base.fingerprint() != other.fingerprint()) == matters
+
+
+def test_strong_views_at_the_server_do_matter() -> None:
+    keys = {"method": "server-sl", "server.augment": "strong"}
+    assert (
+        load_config("demo", keys).fingerprint() != load_config("demo", keys | {"augment.m": 5}).fingerprint()
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("round", 3, "demo: unknown key 'round' (did you mean 'rounds'?)."),
+        ("xyz", 3, "demo: unknown key 'xyz'; choose from method, seed, rounds, "),
+        ("options", {}, "demo: unknown key 'options'"),
+        ("data.label", 3, "demo: unknown key 'data.label' (did you mean 'labels'?)."),
+        ("engine.worker", 3, "demo: unknown key 'engine.worker' (did you mean 'workers'?)."),
+        ("fedseal.thta", 0.1, "demo: unknown key 'fedseal.thta' (did you mean 'theta'?)."),
+        ("server-sl.theta", 0.1, "demo: unknown key 'server-sl.theta'"),
+        ("rounds", "many", "demo: 'rounds' is 'many', but it should be a valid integer"),
+        ("rounds", 2.5, "demo: 'rounds' is 2.5, but it should be a valid integer"),
+        ("data", 5, "demo: 'data' is 5, but it should be a valid dictionary"),
+        ("fedseal", 5, "demo: 'fedseal' is 5, but it should be a valid dictionary"),
+        (
+            "fedseal.ensemble",
+            "perhaps",
+            "demo: 'fedseal.ensemble' is 'perhaps', but it should be a valid bool",
+        ),
+        ("rounds", 0, "demo: 'rounds' is 0, but it should be greater than or equal to 1."),
+        ("seed", -1, "demo: 'seed' is -1, but it should be greater than or equal to 0."),
+        ("client.lr", -1, "demo: 'client.lr' is -1, but it should be greater than 0."),
+        ("client.lr", float("nan"), "demo: 'client.lr' is nan, but it should be a finite number."),
+        ("server.momentum", 1, "demo: 'server.momentum' is 1, but it should be less than 1."),
+        ("fedseal.theta", 1.5, "demo: 'fedseal.theta' is 1.5, but it should be less than or equal to 1."),
+        ("data.alpha", 0, "demo: 'data.alpha' is 0, but it should be greater than 0."),
+        (
+            "model.name",
+            "vgg",
+            "demo: 'model.name' is 'vgg'; choose from lenet, resnet9, resnet18.",
+        ),
+        ("data.source", "mnist", "demo: 'data.source' is 'mnist'; choose from fashion-mnist, "),
+        ("data.clients", 0, "demo: in 'data', clients must be at least 1."),
+        ("data.held_out_test", 5, "demo: in 'data', test_per_client and held_out_test exclude each other"),
+        ("method", "fedsael", "demo: method must be one of fedseal, "),
+        ("method", ["fedseal"], "demo: method must be one of fedseal, "),
+        ("method", {"name": "fedseal"}, "demo: method must be one of fedseal, "),
+        ("rounds.more", 1, "'rounds.more' cannot be set: 'rounds' is not a section."),
+    ],
+)
+def test_a_bad_key_is_named(key: str, value: object, sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        load_config("demo", {key: value})
+    assert sentence in str(error.value) and "\n" not in str(error.value)
+
+
+def test_folders_need_a_path_and_no_counts() -> None:
+    with pytest.raises(UserError, match=r"in 'data', source = \"folders\" needs path\."):
+        load_config("folders", {"data.path": ""})
+    with pytest.raises(UserError, match="clients does not apply to folders"):
+        load_config("folders", {"data.clients": 3})
+
+
+def test_a_config_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Config().rounds = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("key", ["rounds", "server.lr", "data.clients", "model.width", "fedseal.theta"])
+def test_true_is_not_a_number(key: str) -> None:
+    with pytest.raises(UserError, match=rf"in '{key}', a number is needed, not true or false"):
+        load_config("demo", {key: True})

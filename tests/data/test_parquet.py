@@ -1,0 +1,117 @@
+"""Images in Parquet files: what is read, what is skipped, and what is refused."""
+
+import io
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from fedseal.data import parquet
+from fedseal.data.parquet import read_parquet
+from fedseal.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSEAL_DATA", str(tmp_path / "cache"))
+
+
+def write_parquet(
+    path: Path,
+    images: list[bytes | None],
+    labels: list[int],
+    classes: list[str] | None = None,
+    image: str = "image",
+) -> None:
+    table = pa.table(
+        {
+            image: pa.array(
+                [{"bytes": data, "path": None} for data in images],
+                pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
+            ),
+            "label": pa.array(labels, pa.int64()),
+        }
+    )
+    if classes:
+        about = {"info": {"features": {"label": {"names": classes, "_type": "ClassLabel"}}}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps(about)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path)
+
+
+def png(shade: int, size: int = 8, mode: str = "L") -> bytes:
+    out = io.BytesIO()
+    Image.new(mode, (size, size), shade if mode == "L" else (shade, 0, 0)).save(out, "PNG")
+    return out.getvalue()
+
+
+def test_own_parquet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "p"
+    write_parquet(folder / "train-0.parquet", [png(1), png(2)], [0, 1], ["no", "yes"], image="img")
+    write_parquet(folder / "train-1.parquet", [png(3)], [1], image="img")
+    write_parquet(folder / "test-0.parquet", [png(4)], [0], image="img")
+    write_parquet(folder / "validation-0.parquet", [png(5)], [1], image="img")
+    pool = read_parquet(folder)
+    assert pool.pixels[:, 0, 0, 0].tolist() == [1, 2, 3, 5, 4] and pool.labels.tolist() == [0, 1, 1, 1, 0]
+    assert pool.parts == {"train": range(3), "validation": range(3, 4), "test": range(4, 5)}
+    assert pool.classes == ("no", "yes") and pool.flips is False and pool.name == "parquet"
+    larger = read_parquet(folder, size=16, channels=3)
+    assert larger.pixels.shape == (5, 3, 16, 16)
+    monkeypatch.setattr(parquet, "read_parts", lambda *_: pytest.fail("decoded again"))
+    assert np.array_equal(read_parquet(folder).pixels, pool.pixels)
+
+
+def test_broken_rows_are_skipped_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_parquet(tmp_path / "train.parquet", [png(1), b"no image", None, png(2)], [0, 1, 1, 1])
+    write_parquet(tmp_path / "test.parquet", [png(4)], [0])
+    with caplog.at_level(logging.WARNING, "fedseal"):
+        pool = read_parquet(tmp_path)
+    assert len(pool.labels) == 3 and pool.classes == ("0", "1")
+    assert [name.rpartition("/")[2] for name in pool.skipped] == [
+        "train.parquet row 1",
+        "train.parquet row 2",
+    ]
+    assert "row 1 of" in caplog.text
+
+
+def test_rows_without_a_label_are_skipped(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "train.parquet", [png(1), png(2)], [0, 1])
+    write_parquet(tmp_path / "test.parquet", [png(4), png(5)], [-1, 1])
+    pool = read_parquet(tmp_path)
+    assert pool.labels.tolist() == [0, 1, 1] and pool.skipped == (f"{tmp_path / 'test.parquet'} row 0",)
+
+
+def test_refused_parquet(tmp_path: Path) -> None:
+    def refuse(message: str) -> None:
+        with pytest.raises(UserError, match=message) as caught:
+            read_parquet(tmp_path)
+        assert str(tmp_path) in str(caught.value)
+
+    refuse(r"has no train\*")
+    write_parquet(tmp_path / "train.parquet", [png(1), png(1, 9)], [0, 1])
+    refuse("differ in size or colour")
+    write_parquet(tmp_path / "train.parquet", [png(1)], [1])
+    refuse(r"has no test\*")
+    write_parquet(tmp_path / "test.parquet", [png(1, mode="RGB")], [1])
+    refuse("differ in size or colour")
+    write_parquet(tmp_path / "test.parquet", [png(1)], [5], ["only"])
+    write_parquet(tmp_path / "train.parquet", [png(1)], [1], ["only", "two"])
+    refuse("has a label 5 but names 2 classes")
+    write_parquet(tmp_path / "test.parquet", [png(1)], [0], image="picture")
+    refuse("needs the columns image and label")
+    write_parquet(tmp_path / "test.parquet", [b"no"], [0])
+    refuse("has no readable image")
+    pq.write_table(pa.table({"image": [b"plain"], "label": [0]}), tmp_path / "test.parquet")
+    refuse("is not a Parquet file of images")
+    wide = io.BytesIO()
+    Image.new("L", (8, 4)).save(wide, "PNG")
+    write_parquet(tmp_path / "train.parquet", [wide.getvalue()], [0])
+    refuse(r"are 8×4, not square: set data\.size")
+    write_parquet(tmp_path / "train.parquet", [png(1)], [1], ["only", "two"])
+    (tmp_path / "test.parquet").write_bytes(b"PAR1 not really")
+    refuse("is not a Parquet file")

@@ -1,0 +1,129 @@
+"""Replies are fetched from the SuperLink such that one client neither blocks nor breaks the others."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import ObjectTree, PullObjectRequest, PullObjectResponse
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedseal.deploy.grid import SafeGrid
+from fedseal.engines.flower.engine import size_limit
+from fedseal.engines.flower.task import pack, unpack
+
+
+class FakeSuperLink:
+    """Hands over real messages, whose objects may arrive later."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.replies: list[tuple[Any, ObjectTree]] = []
+
+    def reply(self, request: Message, content: bytes) -> dict[str, bytes]:
+        """Announces a reply, and returns the objects that make it complete."""
+        record = RecordDict({"packet": pack(content)["packet"], "more": ConfigRecord({"a": 1})})
+        reply = Message(record, reply_to=request)
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        self.replies.append((message_to_proto(reply), get_object_tree(reply)))
+        return {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
+
+    def complete_reply(self, request: Message, content: bytes) -> None:
+        self.objects |= self.reply(request, content)
+
+    def PullMessages(self, request: Any) -> PullAppMessagesResponse:
+        replies, self.replies = self.replies, []
+        protos, trees = zip(*replies, strict=True) if replies else ((), ())
+        return PullAppMessagesResponse(messages_list=protos, message_object_trees=trees)
+
+    def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
+        content = self.objects.get(request.object_id)
+        return PullObjectResponse(
+            object_found=True, object_available=content is not None, object_content=content or b""
+        )
+
+    def ConfirmMessageReceived(self, request: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def link() -> FakeSuperLink:
+    return FakeSuperLink()
+
+
+@pytest.fixture
+def grid(link: FakeSuperLink) -> SafeGrid:
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    grid = SafeGrid("127.0.0.1:1", True, token="a")
+    grid._run, grid._client = Run.create_empty(1), link  # type: ignore[assignment]
+    return grid
+
+
+def send(grid: SafeGrid, name: str) -> Message:
+    message = Message(pack(b"12345"), 7, MessageType.TRAIN)
+    message.metadata.__dict__["_message_id"] = name
+    grid._limits[name] = size_limit(5)
+    return message
+
+
+def pull(grid: SafeGrid, number: int, *names: str) -> dict[str, Message]:
+    """The next replies, by the message that they answer."""
+    replies: list[Message] = []
+    while len(replies) < number:
+        replies += grid.pull_messages(names)
+    return {reply.metadata.reply_to_message_id: reply for reply in replies}
+
+
+def test_an_incomplete_reply_does_not_hold_up_the_others(grid: SafeGrid, link: FakeSuperLink) -> None:
+    missing = link.reply(send(grid, "incomplete"), b"first")
+    link.complete_reply(send(grid, "complete"), b"second")
+    link.complete_reply(send(grid, "too large"), bytes(1_000_100))
+    send(grid, "unanswered")
+    names = ("incomplete", "complete", "too large", "unanswered")
+    replies = pull(grid, 2, *names)
+    assert replies.keys() == {"complete", "too large"}
+    assert unpack(replies["complete"].content) == b"second"
+    assert "too large: more than 1.0 MB" in replies["too large"].error.reason
+
+    link.objects |= missing
+    replies = pull(grid, 1, *names)
+    assert unpack(replies["incomplete"].content) == b"first"
+    grid.close()
+
+
+def test_a_reply_that_is_being_fetched_does_not_keep_the_process_alive(
+    grid: SafeGrid, link: FakeSuperLink
+) -> None:
+    link.reply(send(grid, "incomplete"), b"first")
+    assert grid.pull_messages(["incomplete"]) == []
+    [fetching] = grid._fetched.values()
+    grid.close()
+    assert fetching.result(timeout=30).has_error()
+
+
+def test_a_damaged_reply_is_its_senders_error(grid: SafeGrid, link: FakeSuperLink) -> None:
+    parts = link.reply(send(grid, "damaged"), b"first")
+    link.objects |= {name: content[:-4] + b"!!!!" for name, content in parts.items()}
+    error = pull(grid, 1, "damaged")["damaged"].error
+    assert error.code == ErrorCode.UNKNOWN and "its reply cannot be read" in error.reason
+    grid.close()
+
+
+def test_a_reply_to_a_message_that_was_never_sent_is_dropped(grid: SafeGrid, link: FakeSuperLink) -> None:
+    stranger = send(grid, "never sent")
+    del grid._limits["never sent"]
+    link.complete_reply(stranger, b"forged")
+    assert grid.pull_messages(["never sent"]) == []
+    link.complete_reply(send(grid, "sent"), b"right")
+    link.complete_reply(stranger, b"forged again")
+    link.replies[-1][0].metadata.reply_to_message_id = "sent"
+    assert unpack(pull(grid, 1, "sent")["sent"].content) == b"right"
+    grid.close()

@@ -1,0 +1,42 @@
+"""The guard in front of the SuperLink."""
+
+from pathlib import Path
+
+import pytest
+
+from fedseal.deploy.guard import GUARD_FILE, MAX_REQUEST_BYTES, Guard, admit_clients
+
+
+def check(path: str, sender: str, **headers: str) -> int:
+    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    scope = {"path": path, "headers": raw, "client": (sender, 9), "server": ("10.0.0.1", 8000)}
+    return Guard(None).check(scope)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def guard_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(GUARD_FILE, str(tmp_path / "guard.json"))
+    return tmp_path / "guard.json"
+
+
+def test_clients_need_a_registered_key(guard_file: Path) -> None:
+    assert check("/v1/fleet/x", "10.0.0.2") == 503  # not ready yet
+    admit_clients(guard_file, [b"key"])
+    assert check("/v1/fleet/x", "10.0.0.2", flwr_public_key="a2V5") == 200  # base64
+    assert check("/v1/fleet/x", "10.0.0.2", flwr_public_key="b3RoZXI=") == 403
+    assert check("/v1/fleet/x", "10.0.0.2") == 403
+    admit_clients(guard_file, None)
+    assert check("/v1/fleet/x", "10.0.0.2") == 200
+
+
+def test_large_requests_are_refused(guard_file: Path) -> None:
+    admit_clients(guard_file, [b"key"])
+    too_large = str(MAX_REQUEST_BYTES + 1)
+    assert check("/v1/fleet/x", "10.0.0.2", flwr_public_key="a2V5", content_length=too_large) == 413
+    assert check("/v1/fleet/x", "10.0.0.2", flwr_public_key="a2V5", transfer_encoding="chunked") == 413
+
+
+def test_operators_must_be_on_the_same_machine() -> None:
+    for sender in ("127.0.0.1", "::1", "10.0.0.1"):
+        assert check("/v1/control/register-node", sender) == 200
+    assert check("/v1/control/register-node", "10.0.0.2", x_forwarded_for="127.0.0.1") == 404

@@ -1,0 +1,197 @@
+"""`fedseal serve` with clients as processes on loopback, and its error messages."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from conftest import Command, same_weights
+
+pytest.importorskip("flwr")
+
+from deployment import NAMES, Deployment, Processes, images, processes, wait_until  # noqa: F401
+
+from fedseal.core import Packet
+from fedseal.deploy import keys
+from fedseal.deploy.superlink import COMPONENTS, run_id
+from fedseal.storage.events_file import read_events, read_rounds
+from fedseal.storage.run_folder import checkpoint_file
+from fedseal.system.lazy import import_object
+
+
+def test_a_deployment_equals_the_local_engine_and_refuses_strangers(
+    processes: Processes,  # noqa: F811
+    images: Path,  # noqa: F811
+    fedseal: Command,
+) -> None:
+    deployment = Deployment(processes, images, rounds=2)
+    stranger = keys.create_keys(processes.folder / "other", ["127.0.0.1"], ["north"])[0]  # another CA
+    wrong, right = keys.read_client_key(stranger).ca_certificate, (deployment.keys / "ca.crt").read_bytes()
+    unregistered = processes.folder / "unregistered.key"
+    unregistered.write_bytes(stranger.read_bytes().replace(wrong, right))
+
+    server = deployment.serve()
+    refused = [deployment.join("north", key) for key in (unregistered, stranger)]
+    assert [process.wait() for process in refused] == [2, 2]
+    assert "its key is not registered" in refused[0].output
+    assert "not the server that this key is for" in refused[1].output
+
+    clients = [deployment.join(name) for name in NAMES]
+    assert server.wait() == 0, server.output
+    assert [client.wait() for client in clients] == [0, 0, 0]
+    assert "3 of 3 clients are connected" in server.output
+    assert "round 2: received" in clients[0].output and "sends" in clients[0].output
+    assert same_weights(deployment.run, deployment.train_locally())
+    assert processes.running() == []
+
+    fedseal("evaluate", deployment.run).refuses("--test DIR")
+    answer = fedseal("evaluate", deployment.run, "--test", images / "test")
+    measured = json.loads((deployment.run / "summary.json").read_text("utf-8"))["test_accuracy"]["last"]
+    assert answer.code == 0 and f"{measured:.2%}" in answer.out
+
+
+# Runs a real client whose replies are then changed.
+FAULTY_CLIENT = """
+import sys, time, torch
+from fedseal.system.environment import set_up_process
+set_up_process()
+from flwr.app import Message
+from fedseal.core import Packet
+from fedseal.engines.flower import client_app
+run_client, fault = client_app.run_client, sys.argv.pop(1)
+
+def run_faulty_client(*arguments, **options):
+    reply, memory = run_client(*arguments, **options)
+    model = reply.tensors["model"]
+    if fault == "NaN":
+        model["mean"].fill_(torch.nan)
+    elif fault == "shape":
+        model["mean"] = torch.zeros(7)
+    elif fault == "huge":
+        model["mean"] = torch.zeros(500_000)
+    elif fault == "keys":
+        reply = Packet({"model": {"other": torch.zeros(1)}}, reply.scalars)
+    elif fault == "raises":
+        raise RuntimeError("a secret of this client")
+    elif fault == "slow":
+        time.sleep(600)
+    elif fault == "garbled":
+        Message.deflate = lambda self, usual=Message.deflate: usual(self)[:-40] + b"!" * 40
+    return reply, memory
+
+client_app.run_client = run_faulty_client
+from fedseal.cli.main import main
+main()
+"""
+REASONS = {
+    "NaN": "NaN or infinite",
+    "shape": "other names, shapes or types",
+    "huge": "its reply is too large",
+    "keys": "other names, shapes or types",
+    "raises": "it failed: RuntimeError",
+    "slow": "no reply within 25 seconds",
+    "garbled": "its reply cannot be read",
+}
+
+
+def test_faulty_clients_do_not_stop_a_run(processes: Processes, images: Path) -> None:  # noqa: F811
+    """One correct client and one with each fault, over TLS: the round continues with the correct one."""
+    for fault in REASONS:
+        (images / "clients" / fault).symlink_to(images / "clients" / "south")
+    names = ("north", *REASONS)
+    deployment = Deployment(processes, images, names, rounds=1, **{"engine.deadline": 25})
+    server = deployment.serve()
+    correct = deployment.join("north")
+    faulty = {fault: deployment.join(fault, program=("-c", FAULTY_CLIENT, fault)) for fault in REASONS}
+    assert server.wait() == 0, server.output
+    assert correct.wait() == 0, correct.output
+    events = read_events(deployment.run / "events.jsonl")
+    for fault, reason in REASONS.items():
+        reasons = [e["reason"] for e in events if e["event"] == "left-out" and e["client"] == fault]
+        assert len(reasons) == 1 and reason in reasons[0], (fault, reasons)
+        assert "a secret" not in reasons[0]
+    assert "a secret of this client" in faulty["raises"].output  # on the client's terminal only
+    assert "a secret" not in server.output
+    [last] = read_rounds(deployment.run)
+    assert sorted(last["left_out"]) == sorted(REASONS)
+
+
+def test_a_deployment_without_tls_and_keys(processes: Processes, images: Path) -> None:  # noqa: F811
+    deployment = Deployment(processes, images, rounds=1)
+    names = [word for name in NAMES for word in ("--name", name)]
+    server = deployment.serve("--insecure", *names, with_keys=False)
+    with_key = deployment.join("north")
+    assert with_key.wait() == 2 and "does not use TLS" in with_key.output
+    clients = [
+        processes.start(
+            *("join", f"127.0.0.1:{processes.port}", "--insecure", "--name", name),
+            *("--images", images / "clients" / name, "--memory", processes.folder / "memory"),  # shared
+        )
+        for name in NAMES
+    ]
+    assert server.wait() == 0, server.output
+    assert [client.wait() for client in clients] == [0, 0, 0]
+    assert same_weights(deployment.run, deployment.train_locally())
+
+
+def test_client_and_server_are_killed_and_continue(processes: Processes, images: Path) -> None:  # noqa: F811
+    # w⁴, the model that is compared, does not depend on whether the client is back in time for round 4.
+    deployment = Deployment(processes, images, rounds=4, evaluate="model")
+    server = deployment.serve()
+    clients = {name: deployment.join(name) for name in NAMES}
+    wait_until(lambda: deployment.last_round() >= 1, server, *clients.values())
+    server.kill()
+
+    resumed = deployment.serve("--resume")
+    wait_until(lambda: deployment.last_round() >= 3, resumed, *clients.values())
+    memory = Packet.from_bytes(deployment.memory("north").read_bytes())
+    assert int(memory.scalars["t"]) >= 3
+    clients["north"].kill()
+    clients["north"] = deployment.join("north")
+    assert resumed.wait() == 0, resumed.output
+
+    assert [event["t"] for event in read_rounds(deployment.run)] == [1, 2, 3, 4]
+    memory = Packet.from_bytes(deployment.memory("north").read_bytes())
+    assert int(memory.tensors["images"]["count"].min()) >= 3  # the memory survived
+    assert same_weights(deployment.run, deployment.train_locally())
+
+
+def test_a_restarted_run_has_another_identifier(tmp_path: Path) -> None:
+    first = run_id(tmp_path)
+    assert run_id(tmp_path) != first  # the first one left no checkpoint
+    checkpoint_file(tmp_path).touch()
+    assert run_id(tmp_path) == run_id(tmp_path)
+
+
+def test_the_app_bundle_names_objects_that_exist() -> None:
+    assert all(import_object(path) for path in COMPONENTS.values())
+
+
+@pytest.fixture
+def small(tmp_path: Path, images: Path) -> tuple[str, ...]:  # noqa: F811
+    """A `serve` command that lacks only --keys or --insecure."""
+    keys.create_keys(tmp_path / "keys", [], ["north"])
+    return ("serve", "folders", "--labels", str(images / "server"), "--out", str(tmp_path / "run"))
+
+
+def test_tls_and_keys_are_the_default(small: tuple[str, ...], fedseal: Command, tmp_path: Path) -> None:
+    fedseal(*small).refuses("--keys", "--insecure")
+    fedseal(*small, "--keys", tmp_path / "keys", "--insecure").refuses("either --keys DIR", "or --insecure")
+    fedseal(*small, "--insecure").refuses("--name")
+    fedseal("join", "127.0.0.1:1", "--images", tmp_path).refuses("--key FILE", "--insecure")
+    assert not (tmp_path / "run").exists()
+
+
+def test_errors_of_the_server(small: tuple[str, ...], fedseal: Command, tmp_path: Path) -> None:
+    safe = (*small, "--keys", tmp_path / "keys", "--set", "data.size=16")
+    fedseal(*small, "--keys", tmp_path / "none").refuses("has no client keys")
+    fedseal(*safe, "--clients", 2).refuses("--clients is 2, but only 1 may take part: north")
+    fedseal(*safe, "--host", "10.9.8.7").refuses("not valid for 10.9.8.7", "--host 10.9.8.7")
+    fedseal(*safe, "--set", "method=fedavg-sl").refuses("fedavg-sl needs the clients' labels")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        fedseal(*safe, "--port", port).refuses(f"Cannot listen on 127.0.0.1:{port}")
+    (tmp_path / "keys" / "server.key").write_text("nonsense")
+    fedseal(*safe).refuses("server.key", "is damaged", "restore them")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,352 @@
+"""The Flower engine: on a fake Grid, whose clients can be made to fail, and on Flower's simulation."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import torch
+from rich.console import Console
+
+from conftest import Command, same_weights, settings
+
+pytest.importorskip("flwr")
+
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedseal.config.load import load_config
+from fedseal.core import Engine, Packet
+from fedseal.data.federation import load_federation
+from fedseal.engines.flower import client_app
+from fedseal.engines.flower.engine import ClientRegistry, FlowerEngine, one_line
+from fedseal.engines.flower.task import LABEL_COUNTS, ClientTask, make_task, pack, unpack, unpack_task
+from fedseal.errors import UserError
+from fedseal.run_setup import RunSetup
+from fedseal.storage.events_file import read_events
+from fedseal.training.train import run_training, train
+
+Behaviour = Callable[[Message, Message], Message | None]  # from a request and the correct reply
+
+
+@dataclass
+class FakeGrid(Grid):
+    """A Grid whose clients answer at once, each with its own behaviour."""
+
+    images: dict[str, Path]
+    memory: Path
+    behaviours: dict[str, Behaviour] = field(default_factory=dict)
+    absent: set[str] = field(default_factory=set)
+    starts: dict[str, int] = field(default_factory=dict)
+    replies: dict[str, Message] = field(default_factory=dict)
+    requests: list[tuple[str, Packet]] = field(default_factory=list)
+
+    def get_nodes(self) -> list[NodeInfo]:
+        names = [name for name in self.images if name not in self.absent]
+        return [
+            NodeInfo(
+                node_id=number(name), public_key=name.encode(), last_activated_at=str(self.starts.get(name))
+            )
+            for name in names
+        ]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        return [self.deliver(message) for message in messages]
+
+    def deliver(self, message: Message) -> str:
+        name = next(n for n in self.images if number(n) == message.metadata.dst_node_id)
+        message.metadata.__dict__["_message_id"] = str(uuid4())
+        node: Any = {"images": str(self.images[name]), "memory": str(self.memory / name), "client": name}
+        correct = client_app.app(message, Context(1, number(name), node, RecordDict(), {}))
+        if "packet" in message.content.array_records:
+            self.requests.append((name, Packet.from_bytes(unpack(message.content))))
+        answer = self.behaviours.get(name, lambda _, reply: reply)(message, correct)
+        if answer is not None:
+            self.replies[message.metadata.message_id] = answer
+        return message.metadata.message_id
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [self.replies.pop(name) for name in message_ids if name in self.replies]
+
+    def get_node_ids(self) -> list[int]:
+        raise NotImplementedError
+
+    create_message = send_and_receive = set_run = run = get_node_ids  # type: ignore[assignment]
+
+
+def number(name: str) -> int:
+    return 1 + sum(name.encode())
+
+
+@pytest.fixture
+def grid(shapes: Path, tmp_path: Path) -> FakeGrid:
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    return FakeGrid({n: shapes / "clients" / n for n in ("north", "south")}, tmp_path / "memory")
+
+
+@pytest.fixture
+def run(grid: FakeGrid, own: dict[str, Any], tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
+    """Trains on the fake Grid and returns the events."""
+    own |= {"data.path": str(own["data.path"]), "engine.deadline": 2.5}
+
+    def start(setup: RunSetup, memories: object) -> Engine:
+        keys = {name.encode(): name for name in grid.images}
+        registry, task = ClientRegistry(grid, grid.images, keys), make_task(setup, "a" * 32)
+        deadline = setup.config.engine.deadline
+        return FlowerEngine(grid, registry, setup.federation.names, task, deadline=deadline)
+
+    def run(resume: bool = False, **changes: Any) -> list[dict[str, Any]]:
+        config = load_config("folders", own | {k.replace("__", "."): v for k, v in changes.items()})
+        folder, console = tmp_path / "run", Console(quiet=True)
+        run_training(config, folder, resume=resume, console=console, start_engine=start)
+        return read_events(folder / "events.jsonl")
+
+    return run
+
+
+def test_it_equals_the_local_engine(
+    grid: FakeGrid, own: dict[str, Any], run: Callable[..., Any], tmp_path: Path
+) -> None:
+    run()
+    train("folders", out=tmp_path / "local", options=own)
+    assert same_weights(tmp_path / "run", tmp_path / "local")
+
+
+def test_no_image_and_no_score_is_in_a_packet(grid: FakeGrid, run: Callable[..., Any]) -> None:
+    """Requests and replies hold the model, thresholds and counts; nothing has one row per image."""
+    replies = []
+    grid.behaviours["north"] = lambda _, reply: (
+        replies.append(Packet.from_bytes(unpack(reply.content))) or reply
+    )
+    run()
+    packets = [packet for _, packet in grid.requests] + replies
+    assert {group for packet in packets for group in packet.tensors} == {"model", "thresholds"}
+    assert {key for packet in replies for key in packet.scalars} == {"t", "positive", "negative"}
+    images = 18
+    assert all(v.shape[:1] != (images,) for p in packets for g in p.tensors.values() for v in g.values())
+
+
+def changed_model(change: Callable[[dict[str, torch.Tensor]], None]) -> Behaviour:
+    """Changes the model in a reply."""
+
+    def behave(request: Message, reply: Message) -> Message:
+        packet = Packet.from_bytes(unpack(reply.content))
+        change(packet.tensors["model"])
+        return Message(pack(packet.to_bytes()), reply_to=request)
+
+    return behave
+
+
+def added_counts(**scalars: int) -> Behaviour:
+    """Adds counts to a reply."""
+
+    def behave(request: Message, reply: Message) -> Message:
+        packet = Packet.from_bytes(unpack(reply.content))
+        wire = Packet(packet.tensors, {**packet.scalars, **scalars}).to_bytes()
+        return Message(pack(wire), reply_to=request)
+
+    return behave
+
+
+def added_label_counts(request: Message, reply: Message) -> Message:
+    """Claims correct labels in a reply, which only a simulation can count."""
+    record = pack(unpack(reply.content))
+    record[LABEL_COUNTS] = ConfigRecord({"positive_known": 1, "positive_right": "9" * 400})
+    return Message(record, reply_to=request)
+
+
+def test_label_counts_of_a_deployed_client_are_ignored(
+    grid: FakeGrid, run: Callable[..., list[dict[str, Any]]]
+) -> None:
+    grid.behaviours["north"] = added_label_counts
+    events = run()
+    assert [event["event"] for event in events] == ["round", "round"]
+    assert not any("positive_correct" in event for event in events)
+
+
+def sent(wire: bytes) -> Behaviour:
+    return lambda request, reply: Message(pack(wire), reply_to=request)
+
+
+def failed(code: int, reason: str) -> Behaviour:
+    return lambda request, reply: Message(Error(code, reason), reply_to=request)
+
+
+def put(name: str, value: torch.Tensor) -> Callable[[dict[str, torch.Tensor]], None]:
+    return lambda model: model.update({name: value})
+
+
+FAULTS: dict[str, tuple[Behaviour, str]] = {
+    "wrong shape": (changed_model(put("mean", torch.zeros(7))), "other names, shapes or types"),
+    "wrong type": (
+        changed_model(put("mean", torch.zeros(1, 3, 1, 1).double())),
+        "other names, shapes or types",
+    ),
+    "wrong keys": (changed_model(put("more", torch.zeros(1))), "other names, shapes or types"),
+    "NaN": (changed_model(lambda model: model["mean"].fill_(torch.nan)), "NaN or infinite"),
+    "huge": (changed_model(put("mean", torch.zeros(500_000))), "too large"),
+    "diverged": (changed_model(lambda model: model["body.fc3.bias"].fill_(1e30)), "grew more than 1000-fold"),
+    "other normalisation": (
+        changed_model(put("std", torch.full((1, 3, 1, 1), -9.0))),
+        "normalises images differently",
+    ),
+    "garbage": (sent(b"garbage"), "cannot be read"),
+    "nothing": (sent(b""), "cannot be read"),
+    "no record": (lambda request, _: Message(RecordDict(), reply_to=request), "cannot be read"),
+    "no model": (sent(Packet(scalars={"t": 1}).to_bytes()), "no model"),
+    "odd scalars": (sent(Packet(scalars={"t": [1]}).to_bytes()), "cannot be read"),  # type: ignore[dict-item]
+    "forged accuracy": (added_counts(test_accuracy=1), "count named 'test_accuracy'"),
+    "escapes": (added_counts(**{"\x1b[2J": 1}), "a count with an invalid name"),
+    "many counts": (added_counts(**{f"n{i}": 1 for i in range(30)}), "more than 20"),
+    "huge count": (added_counts(positive=10**400), "'positive' is not a number of images"),
+    "failure": (failed(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "a\nb\x1b[2J"), "it failed: a b [2J"),
+    "gone": (failed(ErrorCode.NODE_UNAVAILABLE, "offline"), "no reply within 2.5 seconds"),
+    "slow": (lambda request, reply: None, "no reply within 2.5 seconds"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_round_continues_without_a_faulty_client(
+    fault: str, grid: FakeGrid, run: Callable[..., list[dict[str, Any]]]
+) -> None:
+    behave, reason = FAULTS[fault]
+
+    def in_round_one(request: Message, reply: Message) -> Message | None:
+        return behave(request, reply) if len(grid.requests) <= 2 else reply
+
+    grid.behaviours["north"] = in_round_one
+    events = run()
+    left_out = [event for event in events if event["event"] == "left-out"]
+    assert [(event["t"], event["client"]) for event in left_out] == [(1, "north")]
+    assert reason in left_out[0]["reason"]
+    assert [event["left_out"] for event in events if event["event"] == "round"] == [["north"], []]
+
+
+def test_a_client_that_is_not_connected_is_not_waited_for(
+    grid: FakeGrid, run: Callable[..., list[dict[str, Any]]]
+) -> None:
+    grid.absent.add("south")
+    events = run(engine__deadline=600)
+    assert [e["reason"] for e in events if e["event"] == "left-out"] == ["it is not connected"] * 2
+
+
+def test_a_client_that_reconnects_in_time_gets_its_request_again(
+    grid: FakeGrid, run: Callable[..., list[dict[str, Any]]]
+) -> None:
+    def dies_once(request: Message, reply: Message) -> Message | None:
+        if "north" in grid.starts:
+            return reply
+        grid.starts["north"] = 1
+        return None
+
+    grid.behaviours["north"] = dies_once
+    events = run(engine__deadline=60)
+    assert [event["event"] for event in events] == ["round", "round"]
+    asked = [(name, packet.scalars["t"]) for name, packet in grid.requests]
+    assert asked.count(("north", 1)) == 2
+    memory = next((grid.memory / "north").iterdir())
+    images = Packet.from_bytes(memory.read_bytes()).tensors["images"]
+    assert images["count"].tolist() == [2] * 18  # asked twice in round 1, counted once
+
+
+def test_too_few_replies_stop_the_run_which_can_be_resumed(
+    grid: FakeGrid, own: dict[str, Any], run: Callable[..., Any], tmp_path: Path
+) -> None:
+    def fails_in_round_two(request: Message, reply: Message) -> Message | None:
+        return reply if len(grid.requests) <= 2 else None
+
+    grid.behaviours["north"] = fails_in_round_two
+    with pytest.raises(UserError, match=r"Round 2: only 1 of 2 clients .*engine\.min_replies is 2"):
+        run(engine__min_replies=2)
+    grid.behaviours.clear()
+    run(resume=True, engine__min_replies=2)
+    train("folders", out=tmp_path / "local", options=own)
+    assert same_weights(tmp_path / "run", tmp_path / "local")
+
+
+def test_images_added_between_two_deliveries_of_a_round_wait_for_the_next_round(
+    grid: FakeGrid, shapes: Path, run: Callable[..., Any]
+) -> None:
+    new = shapes / "clients" / "north" / "new.png"
+
+    def dies_once(request: Message, reply: Message) -> Message | None:
+        if new.exists():
+            return reply
+        new.write_bytes((shapes / "test" / "circle" / "0.png").read_bytes())
+        grid.starts["north"] = 1
+        return None
+
+    grid.behaviours["north"] = dies_once
+    run(engine__deadline=60)
+    images = Packet.from_bytes(next((grid.memory / "north").iterdir()).read_bytes()).tensors["images"]
+    assert sorted(images["count"].tolist()) == [1] + [2] * 18
+
+
+def example_task(own: dict[str, Any]) -> ClientTask:
+    config = load_config("folders", own | {"data.path": str(own["data.path"])})
+    return make_task(RunSetup(config, load_federation(config.data, 0)), "a" * 32)
+
+
+def test_a_client_refuses_another_version_and_an_invalid_run(grid: FakeGrid, own: dict[str, Any]) -> None:
+    task = example_task(own)
+    for change, reason in (
+        ({"version": "9"}, "install the same version"),
+        ({"run": "../x"}, "an invalid identifier"),
+        ({"config": task.config | {"method": "fedavg-sl"}}, "needs labels of this client's images"),
+        ({"config": task.config | {"method": "file.py:Mine"}}, "join with --method"),
+    ):
+        changed = task.model_copy(update=change)
+        with pytest.raises(client_app.TaskRefusedError, match=reason):
+            client_app.run_deployed(changed, Packet(), grid.images["north"], grid.memory)
+    assert not grid.memory.exists()
+
+
+def test_a_task_is_read_back_and_keeps_the_servers_settings_private(own: dict[str, Any]) -> None:
+    task = example_task(own)
+    record = pack(b"packet", task)
+    assert unpack_task(record) == task and unpack(record) == b"packet"
+    assert task.config.keys() == {"method", "seed", "model", "augment", "client", "fedseal"}
+
+
+def test_missing_clients_are_an_error_that_names_the_connected_ones(grid: FakeGrid) -> None:
+    numbers: list[int] = []
+    registry = ClientRegistry(grid, ("north", "south", "west"))  # without keys it asks for names
+    with pytest.raises(
+        UserError, match=r"Only 2 of 3 clients connected within 0\.2 seconds \(north, south\)"
+    ):
+        registry.wait_for_clients(3, 0.2, numbers.append)
+    assert numbers[-1] == 2
+
+
+def test_an_unexpected_client_is_reported_and_does_not_count(
+    grid: FakeGrid, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert ClientRegistry(grid, ("north", "nroth")).wait_for_clients(1, 5) == {"north"}
+    assert "ignored a client named 'south'" in caplog.text
+
+
+def test_text_from_another_machine_becomes_one_short_line() -> None:
+    assert one_line("a\x1b[31m\n b" + "c" * 999) == ("a [31m b" + "c" * 999)[:300]
+
+
+def test_the_simulation_equals_the_local_engine(
+    own: dict[str, Any], fedseal: Command, tmp_path: Path
+) -> None:
+    """Round 1 on the local engine, rounds 2 and 3 on Flower's simulation, round 4 on the local engine."""
+    own |= {"data.path": str(own["data.path"]), "server.threads": 1}
+    command = ("train", "folders", "--quiet", "--out", tmp_path / "run")
+    flower = ("--resume", "--engine", "flower", "--workers", 2)
+    assert fedseal(*command, *settings(own | {"rounds": 1})).code == 0
+    assert fedseal(*command, *flower, *settings(own | {"rounds": 3})).code == 0
+    assert fedseal(*command, "--resume", *settings(own | {"rounds": 4})).code == 0
+    train("folders", out=tmp_path / "local", options=own | {"rounds": 4})
+    assert same_weights(tmp_path / "run", tmp_path / "local")
+
+
+def test_an_unknown_engine_is_an_error(fedseal: Command) -> None:
+    fedseal("train", "demo", "--engine", "flour").refuses("engine.name", "flour")

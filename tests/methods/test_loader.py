@@ -1,0 +1,129 @@
+"""Your own method: the file of docs/new-method.md on both engines, its numbers, and what can go wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from conftest import TINY, Command, same_weights
+from fedseal.config.load import load_config
+from fedseal.storage.events_file import read_rounds
+from fedseal.training.train import server_only, train
+
+
+def settings(path: Path, **more: Any) -> dict[str, Any]:
+    keys = {"method": f"{path}:FedProxMatch", "FedProxMatch.threshold": 0.1, "FedProxMatch.mu": 0.5}
+    return {**TINY, "server.lr": 0.01, "server.threads": 1, **keys, **more}
+
+
+def test_it_runs_in_workers_on_flower_and_after_a_resume(own_method: Path, tmp_path: Path) -> None:
+    train("fmnist-lenet", out=tmp_path / "one", options=settings(own_method))
+    train("fmnist-lenet", out=tmp_path / "two", options=settings(own_method, rounds=1))
+    more = {"resume": True, "options": settings(own_method, **{"engine.workers": 2})}
+    train("fmnist-lenet", out=tmp_path / "two", **more)
+    flower = {"engine.name": "flower", "engine.workers": 2}
+    train("fmnist-lenet", out=tmp_path / "flower", options=settings(own_method, **flower))
+    assert same_weights(tmp_path / "one", tmp_path / "two")
+    assert same_weights(tmp_path / "one", tmp_path / "flower")
+    again = train(tmp_path / "one" / "config.toml", out=tmp_path / "again")
+    assert same_weights(tmp_path / "one", again.folder)
+    other = train(
+        "fmnist-lenet", out=tmp_path / "mu", options=settings(own_method, **{"FedProxMatch.mu": 50})
+    )
+    assert not same_weights(tmp_path / "one", other.folder)  # its options do something
+
+
+def test_its_baseline_is_server_sl(own_method: Path) -> None:
+    config = load_config("fmnist-lenet", settings(own_method))
+    assert server_only(config).method == "server-sl"
+
+
+def test_a_changed_file_is_another_configuration_and_a_moved_one_is_not(
+    own_method: Path, tmp_path: Path
+) -> None:
+    before = load_config("fmnist-lenet", settings(own_method)).fingerprint()
+    moved = own_method.rename(tmp_path / "other.py")
+    assert load_config("fmnist-lenet", settings(moved)).fingerprint() == before
+    moved.write_text(moved.read_text("utf-8") + "\n# changed\n", "utf-8")
+    assert load_config("fmnist-lenet", settings(moved)).fingerprint() != before
+
+
+def test_a_relative_path_is_from_where_one_is(
+    own_method: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load_config("fmnist-lenet", {"method": "fedprox.py:FedProxMatch"})
+    assert config.method == f"{own_method.resolve()}:FedProxMatch"
+    assert "[FedProxMatch]" in config.to_toml()
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "parts"),
+    [
+        (None, "my.py:Mine", ["Cannot read the method's file", "my.py"]),
+        ("x = (", "my.py:Mine", ["my.py", "SyntaxError"]),
+        ("raise RuntimeError('no')", "my.py:Mine", ["my.py", "RuntimeError: no"]),
+        ("x = 1", "my.py:Mine", ["my.py", "no class Mine"]),
+        ("class Mine: ...", "my.py:Mine", ["my.py", "fedseal.core.Method"]),
+        (
+            "from fedseal.core import Method\nclass Mine(Method): ...",
+            "my.py:Mine",
+            ["must also define client_round"],
+        ),
+        ("x = 1", "my.py", ["FILE.py:Class", "fedseal"]),
+        ("x = 1", "my.py:", ["FILE.py:Class"]),
+        ("x = 1", "my.py:data", ["rename the class data"]),
+    ],
+)
+def test_bad_files_are_named(
+    text: str | None,
+    word: str,
+    parts: list[str],
+    fedseal: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        Path("my.py").write_text(text, "utf-8")
+    fedseal("train", "demo", "--out", "run", options={"method": word}).refuses(*parts)
+    assert not Path("run").exists()
+
+
+def test_a_wrong_option_is_named(own_method: Path, fedseal: Command) -> None:
+    keys = {"method": f"{own_method}:FedProxMatch", "FedProxMatch.nu": 1}
+    fedseal("train", "demo", options=keys).refuses("FedProxMatch.nu", "choose from threshold, mu")
+
+
+def test_its_own_numbers_are_everywhere(own_method: Path, fedseal: Command, tmp_path: Path) -> None:
+    """The events, the progress bar, TensorBoard and the report have the counts, the rates and the metrics."""
+    run = tmp_path / "run"
+    shown = fedseal("train", "fmnist-lenet", "--out", run, options=settings(own_method))
+    assert shown.code == 0, shown.err
+    events = read_rounds(run)
+    for event in events:
+        assert 0 < event["confident"] <= 120 and 0 <= event["confident_correct"] <= 1 and event["drift"] > 0
+    last = events[-1]
+    rate = f"{last['confident_correct']:.0%}"
+    status = f"confident images {last['confident']:,} ({rate} correct)"
+    assert status in shown.out
+    assert f"distance of the average from the global model {last['drift']:.3g}" in shown.out
+
+    board = EventAccumulator(str(run / "tensorboard")).Reload()
+    assert {"method/confident", "method/confident_correct", "method/drift"} <= set(board.Tags()["scalars"])
+    assert [event.value for event in board.Scalars("method/drift")] == pytest.approx(
+        [event["drift"] for event in events]
+    )
+    page = (run / "report.html").read_text("utf-8")
+    assert "confident images" in page and "istance of the average from the global model" in page
+
+
+def test_a_metric_with_a_reserved_name_is_refused(fedseal: Command, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from fedseal.methods.server_sl import ServerSL\n"
+        "class Mine(ServerSL):\n    def metrics(self, state):\n        return {'seconds': 1.0}\n"
+    )
+    answer = fedseal("train", "demo", "--out", tmp_path / "run", options={**TINY, "method": f"{path}:Mine"})
+    answer.refuses("the metric name 'seconds' is reserved")

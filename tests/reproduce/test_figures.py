@@ -1,0 +1,54 @@
+"""The figures that are drawn from measured results."""
+
+import re
+import shutil
+from pathlib import Path
+
+import matplotlib
+import pytest
+
+from fedseal.report.plots import running_mean, spread
+from fedseal.reproduce.cells import find_table, load_tables
+from fedseal.reproduce.docs import FIGURE
+from fedseal.reproduce.figures import draw_figure, draw_methods
+from fedseal.reproduce.store import ResultStore
+
+ROOT = Path(__file__).parents[2]
+DRAWN_WITH = re.search(r"Matplotlib v([\d.]+)", (ROOT / FIGURE).read_text("utf-8"))
+SAME_VERSION = DRAWN_WITH is not None and DRAWN_WITH[1] == matplotlib.__version__
+
+
+def test_a_figure_is_not_drawn_if_a_run_is_missing(tmp_path: Path) -> None:
+    store = ResultStore(tmp_path)
+    assert draw_figure(find_table("figure-theta"), store, "paper") is None
+    assert draw_methods(store, tmp_path / "accuracy.svg") is None
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not SAME_VERSION, reason="another version of matplotlib draws other files")
+def test_the_readmes_figure_is_drawn_from_the_results(tmp_path: Path) -> None:
+    drawn = draw_methods(ResultStore(ROOT / "results"), tmp_path / FIGURE.name)
+    assert drawn is not None and drawn.read_bytes() == (ROOT / FIGURE).read_bytes(), (
+        "run: python -m fedseal.reproduce.docs"
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in load_tables() if name.startswith("figure-")])
+def test_the_data_of_a_figure_are_those_of_the_results(name: str, tmp_path: Path) -> None:
+    results = shutil.copytree(ROOT / "results", tmp_path / "results")
+    before = (results / name / "figure.json").read_bytes()
+    path = draw_figure(find_table(name), ResultStore(results), "paper")
+    assert path is not None and path.with_suffix(".json").read_bytes() == before
+
+
+def test_labels_are_moved_apart() -> None:
+    """Two labels at 5 move by half the distance each; a label far away stays."""
+    assert spread({"a": 5.0, "b": 5.0, "far": 9.0}, 1.0) == pytest.approx({"a": 4.5, "b": 5.5, "far": 9.0})
+    places = spread({"a": 1.0, "b": 1.1, "c": 1.2}, 0.5)
+    assert list(places) == ["a", "b", "c"]
+    assert places["b"] - places["a"] == pytest.approx(0.5) and places["c"] - places["b"] == pytest.approx(0.5)
+
+
+def test_the_running_mean_has_ten_rounds() -> None:
+    means = running_mean([float(value) for value in range(12)])
+    assert means[:2] == [0.0, 0.5] and means[9] == 4.5 and means[11] == 6.5

@@ -1,0 +1,33 @@
+"""Recorded results come out again, bit for bit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedseal.storage.events_file import read_rounds_until
+from fedseal.training.train import train
+
+RESULTS = Path(__file__).parents[2] / "results" / "table-fmnist-lenet"
+CPU = Path("/proc/cpuinfo")
+AMD = pytest.mark.skipif(
+    not CPU.exists()
+    or "AuthenticAMD" not in CPU.read_text("utf-8")
+    or torch.backends.cpu.get_cpu_capability() != "AVX2",
+    reason="results were measured on AMD processors with AVX2; others may round differently",
+)
+
+
+def numbers(folder: Path, rounds: int) -> list[dict[str, Any]]:
+    """Every number of a run's rounds, except for seconds."""
+    return [{k: v for k, v in e.items() if k != "seconds"} for e in read_rounds_until(folder, rounds)]
+
+
+@AMD
+@pytest.mark.parametrize(("cell", "rounds"), [("server-sl-dir-0.9-seed0", 3), ("semifl-dir-0.3-seed0", 3)])
+def test_recorded_rounds_come_out_again(cell: str, rounds: int, tmp_path: Path) -> None:
+    """Every number of the first rounds, maybe on another processor than the recorded one."""
+    config, cpu = RESULTS / cell / "config.toml", {"engine.device": "cpu"}
+    train(config, out=tmp_path / "run", rounds=rounds, options=cpu)
+    assert numbers(tmp_path / "run", rounds) == numbers(RESULTS / cell, rounds)
