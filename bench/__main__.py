@@ -8,7 +8,7 @@ from bench import round as one_round
 
 
 def reached(ratio: float, target: str) -> bool:
-    """Whether a ratio keeps to a target such as "<= 1.3"."""
+    """True if a ratio meets a target such as "<= 1.3"."""
     sign, bound = target.split()
     return ratio >= float(bound) if sign == ">=" else ratio <= float(bound)
 

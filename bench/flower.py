@@ -1,8 +1,8 @@
-"""What the Flower engine adds to a round: bytes each way, and seconds beyond training.
+"""What the Flower engine adds to a round: bytes in each direction, and seconds beyond training.
 
-Clients have few images and train no epoch, so that a round is next to nothing but the way there and back: on
-the local engine, on Flower's simulation, and in a deployment with TLS and authentication on loopback.  Bytes
-are set against those of the weights themselves.
+Clients have few images and train for no epoch, so a round is almost only communication: on the local engine,
+on Flower's simulation, and in a deployment with TLS and authentication on loopback. Bytes are compared with
+the size of the weights.
 """
 
 import os
@@ -12,20 +12,21 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 from safetensors.torch import load_file
 
-from fedseal.deploy.server import keys
-from fedseal.training import train as api
-from fedseal.training.observers import read_events
+from fedseal.deploy import keys
+from fedseal.storage.events_file import read_events
+from fedseal.training.train import train
 
 CLIENTS = ("east", "north", "south")
 MODELS = {"LeNet": "lenet", "ResNet-9": "resnet9"}
-ROUNDS = 6  # of which the first, when everything is loaded, does not count
-PATIENCE = 600
+ROUNDS = 6  # the first one, in which everything is loaded, does not count
+TIME_LIMIT = 600
 SETTINGS = {
     "rounds": ROUNDS,
     "data.size": 32,
@@ -38,36 +39,36 @@ SETTINGS = {
 
 
 def run() -> list[tuple[str, float, str]]:
-    """Rows of name, bytes of a packet over bytes of the weights, and target."""
+    """Rows of name, size of a packet divided by size of the weights, and target."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="fedseal-bench-") as name:
         folder = Path(name)
         draw(folder / "images")
-        keys.init(folder / "keys", ["127.0.0.1"], CLIENTS)
+        keys.create_keys(folder / "keys", ["127.0.0.1"], CLIENTS)
         for title, model in MODELS.items():
             settings = SETTINGS | {"model.name": model}
-            where = {
+            folders = {
                 "local engine, one worker": trained(folder, settings, {"engine.workers": 1}),
                 "Flower's simulation": trained(folder, settings, {"engine.name": "flower"}),
                 "Flower deployed on loopback": deployed(folder, settings),
             }
-            for engine, out in where.items():
-                seconds, down, up = measured(out)
+            for engine, out in folders.items():
+                seconds, down, up = measure(out)
                 print(
-                    f"{title}, {engine}: {seconds:.2f} s a round, {down / 1e6:.3f} MB to each client,"
-                    f" {up / 1e6:.3f} MB back"
+                    f"{title}, {engine}: {seconds:.2f} s per round, {down / 1e6:.3f} MB to each client,"
+                    f" {up / 1e6:.3f} MB from it"
                 )
             weights = sum(v.nbytes for v in load_file(out / "model.safetensors").values())
             rows.append(
-                (f"Flower: bytes there and back / weights, {title}", (down + up) / 2 / weights, "<= 1.1")
+                (f"Flower: bytes per direction / weights, {title}", (down + up) / 2 / weights, "<= 1.1")
             )
-            for out in where.values():
+            for out in folders.values():
                 shutil.rmtree(out)
     return rows
 
 
 def draw(root: Path) -> None:
-    """Noise in folders: what is on the images does not matter here."""
+    """Folders of noise: the content of the images does not matter here."""
     rng = np.random.default_rng(0)
     parts = [f"server/{label}" for label in "abc"] + [f"clients/{name}" for name in CLIENTS]
     for part in parts:
@@ -77,13 +78,13 @@ def draw(root: Path) -> None:
             Image.fromarray(noise).save(root / part / f"{i}.png")
 
 
-def trained(folder: Path, settings: dict[str, object], engine: dict[str, object]) -> Path:
+def trained(folder: Path, settings: Mapping[str, object], engine: Mapping[str, object]) -> Path:
     out = folder / "-".join(map(str, engine.values()))
-    api.train("folders", out=out, options=settings | engine | {"data.path": str(folder / "images")})
+    train("folders", out=out, options={**settings, **engine, "data.path": str(folder / "images")})
     return out
 
 
-def deployed(folder: Path, settings: dict[str, object]) -> Path:
+def deployed(folder: Path, settings: Mapping[str, object]) -> Path:
     out, port = folder / "deployed", free_port()
     shutil.rmtree(folder / "memory", ignore_errors=True)
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
@@ -104,14 +105,14 @@ def deployed(folder: Path, settings: dict[str, object]) -> Path:
                     stdout=subprocess.DEVNULL,
                 )
             )
-        if started[0].wait(PATIENCE) != 0:
+        if started[0].wait(TIME_LIMIT) != 0:
             raise RuntimeError("the deployment failed")
     finally:
         for process in started[1:] if started and started[0].poll() == 0 else started:
             try:
                 process.wait(20 if started[0].poll() == 0 else 0)
             except subprocess.TimeoutExpired:
-                process.kill()  # what it started ends with it
+                process.kill()  # its child processes end with it
                 process.wait()
     return out
 
@@ -122,8 +123,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def measured(out: Path) -> tuple[float, float, float]:
-    """Seconds of the clients' step, and bytes to and from each client, in the median round."""
+def measure(out: Path) -> tuple[float, float, float]:
+    """Median seconds of the clients' step, and bytes to and from each client."""
     events = read_events(out / "events.jsonl")[1:]
     assert len(events) == ROUNDS - 1, "a client was left out"
     seconds = statistics.median(event["seconds"]["clients"] for event in events)

@@ -1,7 +1,7 @@
-"""What each method costs: seconds and bytes of a round on preset `fmnist-lenet`, side by side.
+"""The cost of each method: seconds and bytes of a round of `fmnist-lenet`, side by side.
 
-All start from the same model, trained on the labels for a while, so that clients find confident images to
-learn from; how many steps a round takes depends on that. Methods take turns, round by round.
+All methods start from the same model, trained on the labels for a while, so that clients find confident
+images. The number of training steps in a round depends on that. Methods take turns, round by round.
 """
 
 import statistics
@@ -21,24 +21,24 @@ from fedseal.rounds import RoundDone, rounds
 from fedseal.run_setup import RunSetup
 from fedseal.system.machine import threads
 
-ROUNDS = 3  # of which the first, when workers start, does not count
-EPOCHS = 200  # of supervised learning before
+ROUNDS = 3  # the first, in which workers start, does not count
+EPOCHS = 200  # of supervised learning beforehand
 
 
 def run() -> list[tuple[str, float, str]]:
-    """Prints the table; there is no target to keep to."""
-    base = config_of("fedseal")
+    """Prints the table; it has no target."""
+    base = make_config("fedseal")
     federation = load_federation(base.data, base.seed)
     with threads(base.server.threads):
         server = RunSetup(base, federation).server()
         start = train_supervised(server, weights.get_weights(server.model), 1, epochs=EPOCHS)
         engines, runs = [], dict[str, Iterator[RoundDone]]()
         for method in METHODS:
-            setup = RunSetup(config_of(method), federation)
+            setup = RunSetup(make_config(method), federation)
             server, engine = setup.server(), LocalEngine(setup)
             weights.set_weights(server.model, start)
             engines.append(engine)
-            events = rounds(setup.config.selected_method(), server, engine, setup)
+            events = rounds(setup.config, server, engine, federation.names, lambda state: {})
             runs[method] = (event for event in events if isinstance(event, RoundDone))
         try:
             seen = [{method: next(run).metrics for method, run in runs.items()} for _ in range(ROUNDS)]
@@ -57,7 +57,7 @@ def run() -> list[tuple[str, float, str]]:
     return []
 
 
-def config_of(method: str) -> Config:
+def make_config(method: str) -> Config:
     changes = {"method": method, "rounds": ROUNDS, "fedseal.bootstrap_epochs": 0, "evaluate_every": ROUNDS}
     return load_config("fmnist-lenet", changes | {"fedmatch.helpers_every": ROUNDS})
 

@@ -1,12 +1,11 @@
-"""What a FedSEAL round costs beyond its arithmetic: preset `fmnist-lenet` against the barest PyTorch loop.
+"""The overhead of a FedSEAL round: preset `fmnist-lenet` against a bare PyTorch loop.
 
-The bare loop makes the gradient steps and inferences of the round just measured, in the same batch sizes, on
-batches that are normalised floats from the start; with the same LeNet and the same processes and threads:
-the clients' part in as many workers as the engine has, the server's and evaluation in the parent.  It has no
-augmentation, no labels to choose, nothing to send or to save, and plain cross-entropy for a loss.
+The bare loop takes the same gradient steps and makes the same inferences as the round just measured, with the
+same batch sizes, LeNet, processes and threads. Its batches are normalised floats from the start. It does not
+augment, label, send or save anything, and its loss is plain cross-entropy.
 
-The measured round is the real thing: `fedseal.rounds.rounds` on the local engine, with evaluation, events,
-TensorBoard and a checkpoint.
+The measured round is `fedseal.rounds.rounds` on the local engine, with evaluation, events, TensorBoard and a
+checkpoint.
 """
 
 import statistics
@@ -33,11 +32,12 @@ from fedseal.learn import INFERENCE_BATCH
 from fedseal.rounds import Event, RoundDone, rounds
 from fedseal.run_setup import RunSetup
 from fedseal.system.machine import cores, threads
+from fedseal.training.evaluate import Evaluator
 from fedseal.training.observers import Checkpoints, EventLog, Observer, TensorBoard
 
 REPEATS = 7
 BOOTSTRAP = 100  # epochs: enough for D⁺ and D⁻ of realistic sizes
-MOST = 64  # images in the largest mini-batch
+LARGEST_BATCH = 64
 
 Laps = dict[str, float]
 
@@ -52,30 +52,34 @@ def run(repeats: int = REPEATS, bootstrap: int = BOOTSTRAP) -> list[tuple[str, f
         stack.enter_context(threads(config.server.threads))
         engine = Counting(setup)
         stack.callback(engine.close)
-        observers = watchers(Path(folder), engine, config)
+        observers = make_observers(Path(folder), engine, config)
         for observer in observers:
             stack.callback(observer.close)
-        events = rounds(config.selected_method(), setup.server(), engine, setup)
+        server = setup.server()
+        evaluate = Evaluator(setup, server)
+        events = rounds(config, server, engine, setup.federation.names, evaluate)
         our_round(events, observers)  # also bootstraps and starts the workers
         bare = stack.enter_context(BareRound(setup))
         bare(engine.counts)
-        for _ in range(repeats):  # taking turns, so that a busy machine slows down both
+        for _ in range(repeats):  # alternating, so that a busy machine slows down both
             ours.append(our_round(events, observers))
             bares.append(bare(engine.counts))
             print(
                 f"FedSEAL round {ours[-1]['round']:.2f} s, bare loop {bares[-1]['round']:.2f} s", flush=True
             )
-    for name, those in (("FedSEAL", ours), ("bare loop", bares)):
-        middle = {lap: statistics.median(laps.get(lap, 0.0) for laps in those) for lap in ours[0]}
-        print(f"{name}: " + ", ".join(f"{lap} {seconds:.3f} s" for lap, seconds in middle.items()))
+    for name, measured in (("FedSEAL", ours), ("bare loop", bares)):
+        medians = {lap: statistics.median(laps.get(lap, 0.0) for laps in measured) for lap in ours[0]}
+        print(f"{name}: " + ", ".join(f"{lap} {seconds:.3f} s" for lap, seconds in medians.items()))
     plus, minus = (sum(n) for n in zip(*engine.counts.values(), strict=True))
     print(f"D⁺ {plus:,}, D⁻ {minus:,} in the last round")
-    seconds, least = (statistics.median(laps["round"] for laps in those) for those in (ours, bares))
-    return [("FedSEAL round / bare PyTorch loop, seconds", seconds / least, "<= 1.3")]
+    seconds, bare_seconds = (
+        statistics.median(laps["round"] for laps in measured) for measured in (ours, bares)
+    )
+    return [("FedSEAL round / bare PyTorch loop, seconds", seconds / bare_seconds, "<= 1.3")]
 
 
-def watchers(folder: Path, engine: LocalEngine, config: Config) -> list[Observer]:
-    """Those that `fedseal.train` has in a quiet run."""
+def make_observers(folder: Path, engine: LocalEngine, config: Config) -> list[Observer]:
+    """The observers of a quiet run."""
     return [
         EventLog(folder / "events.jsonl", 0),
         TensorBoard(folder / "tensorboard", 0),
@@ -84,7 +88,7 @@ def watchers(folder: Path, engine: LocalEngine, config: Config) -> list[Observer
 
 
 def our_round(events: Iterator[Event], observers: list[Observer]) -> Laps:
-    """Goes on to the end of a round; seconds by step, and of the whole round."""
+    """Runs to the end of a round; returns seconds by step and of the whole round."""
     start = time.perf_counter()
     for event in events:
         for observer in observers:
@@ -93,11 +97,11 @@ def our_round(events: Iterator[Event], observers: list[Observer]) -> Laps:
             total = time.perf_counter() - start
             laps: Laps = event.metrics["seconds"]
             return laps | {"observers": total - sum(laps.values()), "round": total}
-    raise AssertionError("there are no more rounds")
+    raise AssertionError("no more rounds")
 
 
 class Counting(LocalEngine):
-    """The local engine, which keeps |D⁺| and |D⁻| of each client for the bare loop."""
+    """The local engine; it keeps |D⁺| and |D⁻| of each client for the bare loop."""
 
     def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:
         self.counts: dict[int, tuple[int, int]] = {}
@@ -111,12 +115,13 @@ class Bare:
     """A LeNet, ready-made batches, and nothing else."""
 
     def __init__(self, setup: RunSetup, rows: Ints) -> None:
-        network, images = setup.network(), setup.images(rows, labels=True)
-        assert images.labels is not None
+        network, images = setup.network(), setup.labelled_images(rows)
         self.model, self.settings = network.body, setup.config.client
         self.images = (images.pixels - network.mean) / network.std
-        self.batches = list(zip(self.images.split(MOST), images.labels.split(MOST), strict=True))
-        if len(rows) % MOST:
+        self.batches = list(
+            zip(self.images.split(LARGEST_BATCH), images.labels.split(LARGEST_BATCH), strict=True)
+        )
+        if len(rows) % LARGEST_BATCH:
             self.batches.pop()
 
     def steps(self, sizes: list[int]) -> None:
@@ -182,11 +187,11 @@ class BareRound:
 
     def client_steps(self, plus: int, minus: int) -> list[int]:
         """Sizes of a client's mini-batches, as `FedSEAL.client_batches` makes them."""
-        learning, method = self.config.client, self.config.selected_method().model_dump()
+        settings, method = self.config.client, self.config.selected_method().model_dump()
         if method["batches"] == "joint":
-            return learning.epochs * chunks(plus + minus, learning.batch)
+            return settings.epochs * chunks(plus + minus, settings.batch)
         sets = (plus > 0) + (minus > 0)
-        return learning.epochs * [sets * size for size in chunks(max(plus, minus), learning.batch)]
+        return settings.epochs * [sets * size for size in chunks(max(plus, minus), settings.batch)]
 
 
 def chunks(n: int, size: int) -> list[int]:

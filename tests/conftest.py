@@ -1,9 +1,9 @@
-"""Shared by all tests: one thread, a run of about a second, the command line, pictures of shapes."""
+"""Shared fixtures: runs that take about a second, the command line, and small image folders."""
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there; processes that tests start obey, too
-os.environ["COLUMNS"] = "200"  # no wrapped lines in what commands print
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; child processes inherit it
+os.environ["COLUMNS"] = "200"  # so that commands do not wrap their output
 
 import logging
 import re
@@ -24,42 +24,42 @@ from fedseal.reproduce.cells import SMOKE
 from fedseal.system.environment import set_up_process
 from fedseal.training.train import train
 
-set_up_process()  # before anything computes, as in every program that uses the package
+set_up_process()  # before the first computation, as the entry points do
 
 TINY: dict[str, Any] = SMOKE | {"engine.workers": 1}
 
 
 @pytest.fixture
 def tiny() -> dict[str, Any]:
-    """What makes `demo` a run of a second on real Fashion-MNIST."""
+    """Options that turn `demo` into a run of about a second on real Fashion-MNIST images."""
     return dict(TINY)
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run that has learnt enough for some pseudo-labels; not to be changed."""
+    """A finished run, trained enough to have some pseudo-labels. Tests must not modify it."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    learns = {"server.batch": 10, "server.lr": 0.02, "fedseal.bootstrap_epochs": 8}
-    train("demo", out=folder, options={**TINY, **learns})
+    training = {"server.batch": 10, "server.lr": 0.02, "fedseal.bootstrap_epochs": 8}
+    train("demo", out=folder, options={**TINY, **training})
     return folder
 
 
 @pytest.fixture
 def copy(finished: Path, tmp_path: Path) -> Path:
-    """A finished run that may be changed."""
+    """A copy of the finished run that tests may modify."""
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command left behind."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
     err: str
 
     def refuses(self, *parts: str) -> None:
-        """One sentence on stderr with these parts, exit code 2."""
+        """Asserts exit code 2 and a single line on stderr that contains these parts."""
         assert self.code == 2
         assert self.err.startswith("error: ") and self.err.count("\n") == 1, self.err
         for part in parts:
@@ -71,7 +71,7 @@ Command = Callable[..., Answer]
 
 @pytest.fixture
 def fedseal(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
-    """The command line in this process: words as in a shell, and keys to set as a dictionary."""
+    """Runs the command line in this process, with words as in a shell and `options` for `--set`."""
     log, handler = logging.getLogger("fedseal"), main.StderrHandler()
     log.addHandler(handler)
 
@@ -86,12 +86,12 @@ def fedseal(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
 
 
 def settings(keys: Mapping[str, Any]) -> list[str]:
-    """`--set` for each key."""
+    """The words `--set key=value` for each key."""
     return [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
-    """Every file below a folder with its bytes and time of change, to see that nothing was touched."""
+    """Bytes and modification time of every file below a folder, to check that nothing changed."""
     return {
         str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
         for path in sorted(folder.rglob("*"))
@@ -100,7 +100,7 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def same_weights(one: Path, other: Path) -> bool:
-    """True if two runs' models agree to the bit."""
+    """True if the models of two runs are identical to the bit."""
     a, b = (load_file(run / "model.safetensors") for run in (one, other))
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
@@ -109,7 +109,7 @@ SHAPES = ("circle", "square", "triangle")
 
 
 def draw(path: Path, shape: str, rng: np.random.Generator) -> None:
-    """A coloured shape on a dark ground."""
+    """Saves an image of a coloured shape on a dark background."""
     image = Image.new("RGB", (20, 20), tuple(rng.integers(0, 60, 3).tolist()))
     pen, colour = ImageDraw.Draw(image), tuple(rng.integers(120, 256, 3).tolist())
     left, top, side = *rng.integers(0, 6, 2).tolist(), int(rng.integers(10, 14))
@@ -126,7 +126,7 @@ def draw(path: Path, shape: str, rng: np.random.Generator) -> None:
 
 @pytest.fixture
 def shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Own images in folders: three classes, two clients, a test folder; and a cache of their own."""
+    """Image folders with three classes, two clients and test images; the data cache is temporary."""
     monkeypatch.setenv("FEDSEAL_DATA", str(tmp_path / "cache"))
     root, rng = tmp_path / "shapes", np.random.default_rng(0)
     for shape in SHAPES:
@@ -141,7 +141,7 @@ def shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def own(shapes: Path) -> dict[str, Any]:
-    """What makes `folders` a run of a second on those images."""
+    """Options that turn `folders` into a run of about a second on these images."""
     return {
         "rounds": 2,
         "data.path": shapes,
@@ -154,20 +154,20 @@ def own(shapes: Path) -> dict[str, Any]:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started."""
-    found = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in found.read_text().split()] if found.exists() else []
+    """The child processes of a process."""
+    listing = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in listing.read_text().split()] if listing.exists() else []
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that nobody has asked how it ended does not."""
+    """True if a process is running; a zombie is not."""
     status = Path(f"/proc/{pid}/stat")
     return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
 @pytest.fixture
 def own_method(tmp_path: Path) -> Path:
-    """The file of docs/new-method.md."""
+    """The example method of docs/new-method.md, as a file."""
     page = Path(__file__).parents[1] / "docs" / "new-method.md"
     [text] = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     assert text.count("\n") < 70

@@ -1,4 +1,4 @@
-"""Hand-derived averages, which depend only on the clients' numbers; and the seam through which uploads go."""
+"""The mean of the clients' models (Eq. 2), with hand-derived numbers and in any order of arrival."""
 
 from itertools import permutations
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from fedseal import aggregate, weights
 from fedseal.config.sections import ModelSettings
@@ -26,7 +25,7 @@ def identical(a: weights.Tensors, b: weights.Tensors) -> bool:
 
 
 def test_eq_2_mean() -> None:
-    """Three clients: (1 + 2 + 6) / 3 = 3 and (−4 + 0 + 1) / 3 = −1; each counts the same."""
+    """Three clients: (1 + 2 + 6) / 3 = 3, (−4 + 0 + 1) / 3 = −1 and (0.5 + 0.5 + 2) / 3 = 1."""
     models = {
         k: {"w": torch.tensor(w), "b": torch.tensor([b])}
         for k, w, b in [(0, [1.0, -4.0], 0.5), (3, [2.0, 0.0], 0.5), (7, [6.0, 1.0], 2.0)]
@@ -37,7 +36,7 @@ def test_eq_2_mean() -> None:
 
 
 def test_mean_sums_in_double_precision() -> None:
-    """2²⁴ + 1 + 1 = 16,777,218, a third of it 5,592,406; in float32 2²⁴ + 1 is 2²⁴ again: 5,592,405.5."""
+    """(2²⁴ + 1 + 1) / 3 = 5,592,406. In float32, 2²⁴ + 1 rounds to 2²⁴, which would give 5,592,405.5."""
     models = {k: {"w": torch.tensor([value])} for k, value in enumerate([2.0**24, 1.0, 1.0])}
     assert aggregate.mean(models)["w"].tolist() == [5_592_406.0]
 
@@ -54,9 +53,9 @@ def test_mean_of_equal_models_is_that_model() -> None:
 
 
 def test_mean_does_not_depend_on_the_order_of_arrival() -> None:
-    """Values for which a sum depends on the order: (10²⁰ + 1) − 10²⁰ = 0, (10²⁰ − 10²⁰) + 1 = 1.
+    """The sum of these values depends on the order: (10²⁰ + 1) − 10²⁰ = 0, but (10²⁰ − 10²⁰) + 1 = 1.
 
-    By client number: 10²⁰, 1, −10²⁰, 3 sums to 3, a quarter is 0.75, whoever came first.
+    In the order of the client numbers, 10²⁰ + 1 − 10²⁰ + 3 = 3, and the mean is 3 / 4 = 0.75.
     """
     models = {k: {"w": torch.tensor([value])} for k, value in enumerate([1e20, 1.0, -1e20, 3.0])}
     for order in permutations(models):
@@ -71,8 +70,8 @@ def test_mean_gives_the_same_bits_in_any_order(seed: int, order: list[int]) -> N
     assert identical(aggregate.mean({k: models[k] for k in order}), aggregate.mean(models))
 
 
-def test_mean_leaves_integers_integers() -> None:
-    """Counts 3, 10 and 4 become 10, the largest, not 5.67; the float beside them is a mean."""
+def test_mean_takes_the_largest_integer() -> None:
+    """Counts 3, 10 and 4 give 10, not 5.67. Floats are averaged: (1 + 2 + 6) / 3 = 3."""
     models = {
         k: {"count": torch.tensor(n), "w": torch.tensor(w)}
         for k, (n, w) in enumerate([(3, 1.0), (10, 2.0), (4, 6.0)])
@@ -83,7 +82,7 @@ def test_mean_leaves_integers_integers() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_mean_keeps_the_type_and_its_inputs(dtype: torch.dtype) -> None:
+def test_mean_keeps_the_dtype_and_does_not_modify_its_inputs(dtype: torch.dtype) -> None:
     models = {k: {"w": torch.tensor([k, 2.0 * k], dtype=dtype)} for k in (1, 3)}
     average = aggregate.mean(models)["w"]
     assert average.dtype == dtype and average.tolist() == [2.0, 4.0]
@@ -91,6 +90,6 @@ def test_mean_keeps_the_type_and_its_inputs(dtype: torch.dtype) -> None:
     assert models[1]["w"].tolist() == [1.0, 2.0] and models[3]["w"].tolist() == [3.0, 6.0]
 
 
-def test_mean_of_nobody_is_an_error() -> None:
+def test_mean_of_no_models_is_an_error() -> None:
     with pytest.raises(ValueError, match="no model"):
         aggregate.mean({})

@@ -1,4 +1,4 @@
-"""Packets survive serialisation bit for bit, and random draws depend only on what they should."""
+"""Packets survive serialisation bit for bit; random draws depend on seed, participant, round and purpose."""
 
 from dataclasses import replace
 
@@ -6,14 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from torch import Tensor
 
 from fedseal.config.sections import AugmentSettings, ModelSettings, ServerTrainingSettings, TrainingSettings
 from fedseal.core import Images, LabelledImages, Packet, Participant, derive_seed
 from fedseal.data.augment import Augmenter
 from fedseal.models import build_network
-
 
 NAN, INF = float("nan"), float("inf")
 
@@ -33,8 +31,8 @@ def through_bytes(packet: Packet) -> Packet:
 def assert_same(packet: Packet, expected: Packet) -> None:
     assert list(packet.tensors) == list(expected.tensors)
     for group, tensors in expected.tensors.items():
-        there = {name: bits(value) for name, value in packet.tensors[group].items()}
-        assert there == {name: bits(value) for name, value in tensors.items()}
+        actual = {name: bits(value) for name, value in packet.tensors[group].items()}
+        assert actual == {name: bits(value) for name, value in tensors.items()}
     assert dict(packet.scalars) == dict(expected.scalars)
     assert [type(v) for v in packet.scalars.values()] == [type(v) for v in expected.scalars.values()]
 
@@ -76,7 +74,7 @@ def test_tensors_keep_every_bit(tensor: Tensor) -> None:
     ],
     ids=["channels-last", "transposed", "strided", "slice", "expanded", "with gradient"],
 )
-def test_layout_does_not_matter(tensor: Tensor) -> None:
+def test_memory_layout_does_not_matter(tensor: Tensor) -> None:
     packet = Packet({"g": {"x": tensor}})
     back = through_bytes(packet).tensors["g"]["x"]
     assert torch.equal(back, tensor.detach()) and back.is_contiguous()
@@ -84,7 +82,7 @@ def test_layout_does_not_matter(tensor: Tensor) -> None:
     assert packet.to_bytes() == plain.to_bytes()
 
 
-def test_many_groups_with_odd_names() -> None:
+def test_groups_with_unusual_names() -> None:
     packet = Packet(
         {
             "model": {
@@ -118,7 +116,7 @@ def test_scalars_keep_value_and_type() -> None:
     assert [str(value) for value in odd.values()] == ["nan", "inf", "-inf", "-0.0"]
 
 
-def test_an_empty_packet() -> None:
+def test_empty_packet() -> None:
     packet = through_bytes(Packet())
     assert (packet.tensors, packet.scalars) == ({}, {})
 
@@ -147,13 +145,15 @@ SCALARS = st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False), st
     st.dictionaries(GROUPS, st.dictionaries(NAMES, tensors(), max_size=3), max_size=3),
     st.dictionaries(NAMES, SCALARS, max_size=4),
 )
-def test_any_packet_comes_back(groups: dict[str, dict[str, Tensor]], scalars: dict[str, bool | str]) -> None:
+def test_any_packet_survives_serialisation(
+    groups: dict[str, dict[str, Tensor]], scalars: dict[str, bool | str]
+) -> None:
     packet = Packet(groups, scalars)
     assert_same(through_bytes(packet), packet)
 
 
-def test_equal_packets_are_equal_bytes() -> None:
-    """However often it is packed, and also after a way through bytes."""
+def test_serialisation_is_deterministic() -> None:
+    """Repeated serialisation gives the same bytes, also after a round trip."""
     packet = Packet({"m": {"b": torch.ones(3), "a": torch.tensor(2)}, "n": {}}, {"t": 1, "train": True})
     assert packet.to_bytes() == packet.to_bytes() == through_bytes(packet).to_bytes()
 
@@ -177,25 +177,25 @@ def participant(**changes: object) -> Participant:
 
 
 def test_derive_seed_never_changes() -> None:
-    """Old runs can be repeated only as long as this holds.
+    """Recorded runs are reproducible only as long as this value stays the same.
 
-    SHA-256 of the parts with the byte 1F between them (`printf '0\\x1fclient-0\\x1f1\\x1fbatches' |
-    sha256sum`) begins with 3b 19 0f 4e 45 c5 99 2e; as a little-endian number 0x2e99c5454e0f193b; half of
-    it, to have 63 bits: 1678965949317221533.
+    The SHA-256 of the parts, joined by the byte 1F (`printf '0\\x1fclient-0\\x1f1\\x1fbatches' | sha256sum`),
+    starts with 3b 19 0f 4e 45 c5 99 2e. As a little-endian integer this is 0x2e99c5454e0f193b. Shifted right
+    by one, to 63 bits, it is 1678965949317221533.
     """
     assert derive_seed(0, "client-0", 1, "batches") == 1678965949317221533
     assert participant().rng(1, "batches").initial_seed() == 1678965949317221533
 
 
-def test_derive_seed_keeps_its_parts_apart() -> None:
+def test_derive_seed_separates_its_parts() -> None:
     seeds = [derive_seed(*parts) for parts in [(1, 23), (12, 3), (123,), ("1", "2", "3"), (1, 23, "")]]
     assert len(set(seeds)) == 5
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
 def test_rng_depends_on_seed_participant_round_and_purpose() -> None:
-    def draw(at: Participant, t: int, purpose: str) -> list[float]:
-        return torch.rand(4, generator=at.rng(t, purpose)).tolist()
+    def draw(owner: Participant, t: int, purpose: str) -> list[float]:
+        return torch.rand(4, generator=owner.rng(t, purpose)).tolist()
 
     draws = [
         draw(participant(), 1, "batches"),
@@ -218,7 +218,7 @@ def test_rng_depends_on_nothing_else() -> None:
         classes=7,
     )
     before = torch.get_rng_state()
-    torch.rand(10, generator=other.rng(3, "x"))  # a generator is new each time
+    torch.rand(10, generator=other.rng(3, "x"))  # every call returns a new generator
     assert torch.equal(torch.rand(4, generator=other.rng(3, "x")), expected)
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -226,15 +226,15 @@ def test_rng_depends_on_nothing_else() -> None:
 # ------------------------------------------------------------------ requests, replies, images
 
 
-def test_a_request_trains_unless_it_says_otherwise() -> None:
+def test_requests_train_by_default() -> None:
     assert Packet().trains and Packet(scalars={"train": True}).trains
     assert not Packet(scalars={"train": False}).trains
 
 
-def test_the_integers_of_a_reply_are_its_counts() -> None:
+def test_counts_are_the_integer_scalars_of_a_reply() -> None:
     scalars = {"t": 3, "positive": 7, "train": True, "share": 0.5, "name": "x"}
     assert Packet(scalars=scalars).counts == {"positive": 7}
 
 
-def test_images_know_their_number() -> None:
+def test_len_of_images() -> None:
     assert len(Images(torch.zeros(5, 1, 2, 2))) == 5

@@ -1,4 +1,4 @@
-"""The package's layers: a module imports only from its own layer or from lower ones, also late."""
+"""The package's layers: a module imports only from its own layer or lower ones, lazy imports included."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "fedseal"
 
-# From the bottom up. An entry is a module, or a folder with everything in it that has no entry of its own.
+# From bottom to top. An entry is a module, or a folder with all of its modules that have no separate entry.
 LAYERS = [
     ["errors"],
     ["system"],
@@ -38,16 +38,16 @@ MODULES = {
 
 
 def height(module: str) -> int:
-    """The layer of a module, by the longest entry that covers it."""
+    """The layer of a module, given by its most specific entry."""
     parts = module.split(".")
     for end in range(len(parts), 0, -1):
-        if (found := HEIGHT.get(".".join(parts[:end]))) is not None:
-            return found
+        if (layer := HEIGHT.get(".".join(parts[:end]))) is not None:
+            return layer
     raise KeyError(f"{module} is in no layer: add it to LAYERS")
 
 
 def resolve(dotted: str) -> str | None:
-    """The module of the package behind a dotted name such as fedseal.core.Packet; None outside of it."""
+    """The module that a dotted name such as fedseal.core.Packet belongs to, or None."""
     parts = dotted.split(".")[1:]
     for end in range(len(parts), -1, -1):
         for name in (".".join(parts[:end]), ".".join([*parts[:end], "__init__"])):
@@ -57,8 +57,8 @@ def resolve(dotted: str) -> str | None:
 
 
 def dependencies(path: Path) -> set[str]:
-    """All modules of the package that a file imports: at the top, late, for types, or by name in a string."""
-    found: set[str] = set()
+    """Modules of the package that a file imports, at the top, in functions, for types or by a string."""
+    modules: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -70,17 +70,17 @@ def dependencies(path: Path) -> set[str]:
             names = (
                 [node.value.partition(":")[0]] if re.fullmatch(r"fedseal(\.\w+)+(:\w+)?", node.value) else []
             )
-        found |= {module for name in names if name.split(".")[0] == "fedseal" and (module := resolve(name))}
-    return found - {"__init__"}
+        modules |= {module for name in names if name.split(".")[0] == "fedseal" and (module := resolve(name))}
+    return modules - {"__init__"}
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_module_imports_only_from_below(module: str) -> None:
+def test_module_imports_only_from_its_own_or_lower_layers(module: str) -> None:
     for other in dependencies(MODULES[module]):
-        assert height(other) <= height(module), f"{module} imports {other}, which is in a layer above it"
+        assert height(other) <= height(module), f"{module} imports {other}, which is in a higher layer"
 
 
-def test_there_is_no_import_cycle() -> None:
+def test_no_import_cycles() -> None:
     graph = {module: dependencies(path) - {module} for module, path in MODULES.items()}
     done: set[str] = set()
 
@@ -95,8 +95,8 @@ def test_there_is_no_import_cycle() -> None:
         visit(module, ())
 
 
-def test_the_dependencies_of_a_file_are_found(tmp_path: Path) -> None:
-    """The check itself: every way to import counts."""
+def test_dependencies_cover_every_kind_of_import(tmp_path: Path) -> None:
+    """Guards the tests above, which see only what `dependencies` returns."""
     file = tmp_path / "file.py"
     file.write_text(
         "import fedseal.core\n"
@@ -113,14 +113,14 @@ def test_the_dependencies_of_a_file_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_no_file_is_too_long(module: str) -> None:
+def test_no_source_file_has_more_than_350_lines(module: str) -> None:
     assert len(MODULES[module].read_text("utf-8").splitlines()) <= 350
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_late_imports_go_through_lazy(module: str) -> None:
-    """One way to import late: no import statement below the top level (except for types)."""
+def test_functions_contain_no_imports(module: str) -> None:
+    """Modules that are imported lazily go through `fedseal.system.lazy`."""
     tree = ast.parse(MODULES[module].read_text("utf-8"))
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     nested = [n.lineno for f in functions for n in ast.walk(f) if isinstance(n, ast.Import | ast.ImportFrom)]
-    assert not nested, f"{module} imports late in lines {nested}: use fedseal.system.lazy"
+    assert not nested, f"{module} has imports in functions, in lines {nested}: use fedseal.system.lazy"

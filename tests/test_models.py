@@ -87,7 +87,7 @@ def test_resnet9_parameters(norm: str, expected: int) -> None:
     conv7, conv8: 3·3·512·512 = 2,359,296 each
     softmax: 512·10 = 5,120
     1,728 + 73,728 + 294,912 + 294,912 + 1,179,648 + 4,718,592 + 5,120 = 6,568,640.
-    A normalisation has a scale and a shift for each channel:
+    Normalisation has a scale and a shift per channel:
     2 · (64 + 128 + 128 + 128 + 256 + 512 + 512 + 512) = 2 · 2,240 = 4,480 more.
     """
     assert parameters(make(name="resnet9", norm=norm)) == expected
@@ -207,7 +207,7 @@ def test_resnet18_halves_the_maps_three_times() -> None:
     assert shapes[1] == list(zip(channels, [7, 7, 7, 4, 4, 2, 2, 1, 1], strict=True))
 
 
-# ------------------------------------------------------------------ what the layers do
+# ------------------------------------------------------------------ layers
 
 
 def test_resnet9_residual_connections() -> None:
@@ -220,7 +220,7 @@ def test_resnet9_residual_connections() -> None:
     assert torch.equal(last[1], pool3[2] + conv8[2])
 
 
-def test_resnet9_blocks_of_zeros_are_the_identity() -> None:
+def test_resnet9_blocks_with_zero_weights_are_the_identity() -> None:
     network = make(name="resnet9", width=8)
     with torch.no_grad():
         for name in ("conv4", "conv8"):
@@ -245,7 +245,7 @@ def test_max_pool_equals_pytorchs_with_and_without_gradients(shape: tuple[int, .
     assert ours.grad is not None and theirs.grad is not None and torch.equal(ours.grad, theirs.grad)
 
 
-def test_basic_block_of_zeros_is_the_identity_or_its_shortcut() -> None:
+def test_basic_block_with_zero_weights_is_the_identity_or_its_shortcut() -> None:
     x = torch.rand(2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
     same, wider = BasicBlock(4, 4, 1, "none"), BasicBlock(4, 8, 2, "none")
     with torch.no_grad():
@@ -261,7 +261,7 @@ def test_basic_block_of_zeros_is_the_identity_or_its_shortcut() -> None:
 
 
 def test_narrow_resnet18_trains_on_one_thread() -> None:
-    """1×1 convolutions with a stride crash oneDNN there, so this runs in a separate process."""
+    """Strided 1×1 convolutions can crash oneDNN on one thread, so this runs in a separate process."""
     code = """
 import torch
 from fedseal.config.sections import ModelSettings
@@ -290,10 +290,10 @@ def test_lenet_equals_relu_before_pooling(norm: str) -> None:
         torch.testing.assert_close(network(images), expected)
 
 
-def test_the_network_normalises_its_images() -> None:
-    """Mean 100, deviation 50 in channel 0; 20 and 10 in channel 1; 0 and 200 in channel 2.
+def test_network_normalises_its_inputs() -> None:
+    """Mean and deviation are 100 and 50 in channel 0, 20 and 10 in channel 1, 0 and 200 in channel 2.
 
-    An image at the mean becomes zero; 150, 15 and 100 become 1, −1/2 and 1/2.
+    An image at the mean becomes 0. The values 150, 15 and 100 become 1, −1/2 and 1/2.
     """
     network = build_network(
         ModelSettings(),
@@ -324,7 +324,7 @@ def test_the_network_normalises_its_images() -> None:
 
 
 @pytest.mark.parametrize("name", list(MODELS))
-def test_the_seed_alone_decides_the_weights(name: str) -> None:
+def test_weights_depend_only_on_the_seed(name: str) -> None:
     torch.manual_seed(11)
     before = torch.get_rng_state()
     first = make(name=name, width=4, seed=5).state_dict()
@@ -346,7 +346,7 @@ def test_the_seed_alone_decides_the_weights(name: str) -> None:
     ],
 )
 def test_golden_weights(name: str, first: float, last: float) -> None:
-    """A changed number here means that all results change: the layers draw their weights in another order."""
+    """If these values change, all results change: the layers then draw their weights in another order."""
     values = [parameter.detach().flatten() for parameter in make(name=name, width=4).parameters()]
     assert float(values[0][0]) == pytest.approx(first, rel=1e-6)
     assert float(values[-1][-1]) == pytest.approx(last, rel=1e-6)
@@ -389,7 +389,7 @@ def test_unknown_model_is_refused() -> None:
         make(name="vgg")
 
 
-def test_one_entry_in_the_dictionary_adds_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_entry_in_models_adds_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     class Linear(nn.Sequential):
         def __init__(self, channels: int, size: int, classes: int, settings: ModelSettings) -> None:
             super().__init__(nn.Flatten(), nn.Linear(channels * size * size, classes))

@@ -1,4 +1,4 @@
-"""Every equation of the paper with numbers derived by hand, and what must hold for any numbers."""
+"""The paper's equations, with hand-derived numbers and with properties that hold for any input."""
 
 import math
 
@@ -23,17 +23,17 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def logits_of(*rows: tuple[float, ...]) -> Tensor:
-    """Logits whose softmax is exactly these rows, moved by 3, which softmax does not see."""
+    """Logits whose softmax gives these rows. Adding 3 to all logits does not change the softmax."""
     return torch.tensor(rows).log() + 3
 
 
 def confidences(seed: int, *shape: int, sharpness: float = 3.0) -> Tensor:
-    """Rows that sum to 1, from nearly even to nearly certain."""
+    """Rows that sum to 1, from nearly uniform to nearly certain."""
     return (torch.randn(shape, generator=seeded(seed)) * sharpness).softmax(dim=-1)
 
 
 def coarse(seed: int, images: int, classes: int) -> Tensor:
-    """Rows that sum to 1 in quarters, so that ties and equality with a threshold are common."""
+    """Rows of multiples of ¼ that sum to 1, so that ties and values equal to a threshold are common."""
     drawn = torch.randint(classes, (images, 4), generator=seeded(seed))
     return torch.stack([(drawn == m).sum(dim=1) for m in range(classes)], dim=1) / 4
 
@@ -67,31 +67,31 @@ VALIDATION_LABELS = torch.tensor([0, 1, 0, 1, 2])
 def test_eq_5_thresholds_over_the_true_count() -> None:
     """Eq. 5 as printed, M = 4, the five images above. Class 3 has no image.
 
-    Class 0: numerator 0.8 + 0.6 + 0.9 = 2.3; 2 images are of class 0: τ = 2.3 / 2 = 1.15, above 1 since the
-    class is predicted three times but is there twice.
+    Class 0: numerator 0.8 + 0.6 + 0.9 = 2.3; 2 images are of class 0: τ = 2.3 / 2 = 1.15. It exceeds 1
+    because the class is predicted three times but occurs twice.
     Class 1: numerator 0.7; 2 images: τ = 0.35.
     Class 2: numerator 0.6; 1 image: τ = 0.6.
-    Class 3: 0 / 0, so the mean of the others: (1.15 + 0.35 + 0.6) / 3 = 0.7.
+    Class 3: 0 / 0, so τ is the mean of the others: (1.15 + 0.35 + 0.6) / 3 = 0.7.
     """
     tau = paper.thresholds(VALIDATION, VALIDATION_LABELS, "true-count")
     assert_close(tau, torch.tensor([1.15, 0.35, 0.6, 0.7]))
 
 
 def test_eq_5_thresholds_over_the_predicted_count() -> None:
-    """The same images divided by how often a class is *predicted*: a mean confidence, so at most 1.
+    """The same images, divided by how often a class is *predicted*: τ is a mean confidence, so at most 1.
 
     Class 0: 2.3 / 3 = 0.766667. Class 1: 0.7 / 1. Class 2: 0.6 / 1.
-    Class 3 is never predicted: the mean of the others, (0.766667 + 0.7 + 0.6) / 3 = 0.688889.
+    Class 3 is never predicted, so τ is the mean of the others: (0.766667 + 0.7 + 0.6) / 3 = 0.688889.
     """
     tau = paper.thresholds(VALIDATION, VALIDATION_LABELS, "predicted-count")
     assert_close(tau, torch.tensor([0.766667, 0.7, 0.6, 0.688889]), atol=1e-6, rtol=0)
 
 
 def test_eq_5_a_class_predicted_but_absent_from_validation() -> None:
-    """One image, p = (0.2, 0.8), is of class 0 but predicted 1.
+    """One image with p = (0.2, 0.8): its class is 0, but class 1 is predicted.
 
-    True count: τ_0 = 0 / 1 = 0; τ_1 = 0.8 / 0 has no value, so the mean of the others: 0.
-    Predicted count: τ_1 = 0.8 / 1; τ_0 = 0 / 0, so the mean of the others: 0.8.
+    True count: τ_0 = 0 / 1 = 0; τ_1 = 0.8 / 0 is undefined, so it is the mean of the others: 0.
+    Predicted count: τ_1 = 0.8 / 1; τ_0 = 0 / 0 is undefined, so it is the mean of the others: 0.8.
     """
     probs, labels = torch.tensor([[0.2, 0.8]]), torch.tensor([0])
     assert paper.thresholds(probs, labels, "true-count").tolist() == [0.0, 0.0]
@@ -100,7 +100,7 @@ def test_eq_5_a_class_predicted_but_absent_from_validation() -> None:
 
 @pytest.mark.parametrize("denominator", ["true-count", "predicted-count"])
 def test_eq_5_without_validation_images_no_image_is_trusted(denominator: paper.Denominator) -> None:
-    """No denominator has a value and there are no others to take the mean of: τ = 1 for all."""
+    """All denominators are 0, and no class has a τ to take the mean of: τ = 1 for all."""
     tau = paper.thresholds(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), denominator)
     assert tau.tolist() == [1.0, 1.0, 1.0]
 
@@ -108,7 +108,7 @@ def test_eq_5_without_validation_images_no_image_is_trusted(denominator: paper.D
 @settings(deadline=None)
 @given(SEEDS, IMAGES, CLASSES)
 def test_eq_5_always_has_a_value(seed: int, images: int, classes: int) -> None:
-    """And gives back the numerator: Σ_m τ_m · count_m over the classes with a count, class by class."""
+    """τ is finite, and τ_m · count_m is the numerator for every class m with a count."""
     probs = confidences(seed, images, classes)
     labels = torch.randint(classes, (images,), generator=seeded(seed))
     confidence, predicted = probs.max(dim=1)
@@ -134,7 +134,7 @@ def test_eq_7_ensemble_mean() -> None:
 
 
 def test_eq_8_ensemble_update() -> None:
-    """The same three models one by one.
+    """The same three models, one at a time.
 
     t = 1: 0/1 · p̄⁰ + 1/1 · (0.6, 0.4) = (0.6, 0.4), whatever p̄⁰ is.
     t = 2: 1/2 · (0.6, 0.4) + 1/2 · (0.8, 0.2) = (0.7, 0.3).
@@ -147,7 +147,7 @@ def test_eq_8_ensemble_update() -> None:
 
 
 def test_eq_8_counts_models_for_each_image() -> None:
-    """p̄ = (0.2, 0.8) and p = (0.6, 0.4) for three images that have seen 1, 2 and 4 models with this one.
+    """p̄ = (0.2, 0.8) and p = (0.6, 0.4) for three images that have seen 1, 2 and 4 models, this one included.
 
     Count 1: p itself, (0.6, 0.4).
     Count 2: (0.2 + 0.6) / 2 = 0.4 and (0.8 + 0.4) / 2 = 0.6.
@@ -161,7 +161,7 @@ def test_eq_8_counts_models_for_each_image() -> None:
 @settings(deadline=None)
 @given(SEEDS, MODELS, IMAGES, CLASSES)
 def test_eq_8_is_eq_7(seed: int, models: int, images: int, classes: int) -> None:
-    """The recursion is the plain mean; its rows stay distributions at every step."""
+    """The recursion equals the plain mean, and its rows remain probability distributions."""
     history = confidences(seed, models, images, classes)
     mean = torch.zeros(images, classes)
     for t in range(1, models + 1):
@@ -174,15 +174,15 @@ def test_eq_8_is_eq_7(seed: int, models: int, images: int, classes: int) -> None
 @settings(deadline=None)
 @given(SEEDS, st.integers(2, 8), st.integers(2, 8), CLASSES)
 def test_eq_8_with_images_that_came_later(seed: int, models: int, images: int, classes: int) -> None:
-    """Image i joins at model `joined[i]`: its p̄ is the mean over the models since then, and only those."""
+    """Image i is added at model `joined[i]`, and its p̄ is the mean over the models from then on."""
     history = confidences(seed, models, images, classes)
     joined = torch.randint(models, (images,), generator=seeded(seed))
     mean, count = torch.zeros(images, classes), torch.zeros(images, dtype=torch.int64)
     for j in range(models):
-        there = joined <= j
-        count = count + there
-        updated = paper.ensemble_update(mean[there], history[j][there], count[there])
-        mean = mean.index_put((there,), updated)
+        present = joined <= j
+        count = count + present
+        updated = paper.ensemble_update(mean[present], history[j][present], count[present])
+        mean = mean.index_put((present,), updated)
     assert count.tolist() == (models - joined).tolist()
     for i, since in enumerate(joined.tolist()):
         assert_close(mean[i], history[since:, i].mean(dim=0), atol=1e-6, rtol=1e-5)
@@ -197,16 +197,16 @@ def test_eq_9_pseudo_labels() -> None:
 def test_eq_10_positive_set() -> None:
     """τ = (0.6, 0.55, 0.2).
 
-    (0.6, 0.3, 0.1): y⁺ = 0, 0.6 ≥ 0.6: in D⁺, equality counts.
-    (0.2, 0.5, 0.3): y⁺ = 1, 0.5 < 0.55: out, though class 2's 0.3 reaches class 2's 0.2.
-    (0.3, 0.3, 0.4): y⁺ = 2, 0.4 ≥ 0.2: in, though 0.4 reaches neither of the other thresholds.
+    (0.6, 0.3, 0.1): y⁺ = 0, 0.6 ≥ 0.6: in D⁺, since equality suffices.
+    (0.2, 0.5, 0.3): y⁺ = 1, 0.5 < 0.55: not in D⁺, although class 2 with 0.3 reaches its threshold of 0.2.
+    (0.3, 0.3, 0.4): y⁺ = 2, 0.4 ≥ 0.2: in D⁺, although 0.4 reaches neither of the other thresholds.
     """
     mean = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.5, 0.3], [0.3, 0.3, 0.4]])
     assert paper.positive_set(mean, torch.tensor([0.6, 0.55, 0.2])).tolist() == [True, False, True]
 
 
 def test_eq_10_a_threshold_above_one_shuts_a_class_out() -> None:
-    """Even complete certainty, 1, is below τ = 1.15; and τ = 0 lets every image of its class in."""
+    """Even a confidence of 1 is below τ = 1.15, and τ = 0 admits every image of its class."""
     mean = torch.tensor([[1.0, 0.0], [0.49, 0.51]])
     assert paper.positive_set(mean, torch.tensor([1.15, 0.0])).tolist() == [False, True]
 
@@ -214,7 +214,7 @@ def test_eq_10_a_threshold_above_one_shuts_a_class_out() -> None:
 @settings(deadline=None)
 @given(SEEDS, IMAGES, CLASSES)
 def test_eq_10_uses_the_threshold_of_the_pseudo_label(seed: int, images: int, classes: int) -> None:
-    """D⁺ is what Eq. 9's label and Eq. 10's inequality say, also where two classes tie."""
+    """D⁺ follows from the label of Eq. 9 and the inequality of Eq. 10, also if two classes tie."""
     mean = coarse(seed, images, classes)
     tau = torch.randint(6, (classes,), generator=seeded(seed)) / 4
     expected = [
@@ -230,10 +230,10 @@ def test_eq_10_uses_the_threshold_of_the_pseudo_label(seed: int, images: int, cl
 def test_eq_11_complementary_labels() -> None:
     """θ = 0.1.
 
-    (0.85, 0.1, 0.05): classes 1 and 2 may be drawn, 0.1 ≤ 0.1 counts.
-    (0.4, 0.35, 0.25): no class is that improbable, so there is no label: −1.
-    (0.02, 0.9, 0.08): classes 0 and 2 may be drawn.
-    Among 50 draws each of two classes is missing with probability 2⁻⁵⁰.
+    (0.85, 0.1, 0.05): classes 1 and 2 can be drawn; equality with θ suffices.
+    (0.4, 0.35, 0.25): no class has p̄ ≤ θ, so the label is −1.
+    (0.02, 0.9, 0.08): classes 0 and 2 can be drawn.
+    A given class of the two is missing from 50 draws with probability 2⁻⁵⁰.
     """
     mean = torch.tensor([[0.85, 0.1, 0.05], [0.4, 0.35, 0.25], [0.02, 0.9, 0.08]])
     draws = torch.stack([paper.complementary_labels(mean, 0.1, seeded(seed)) for seed in range(50)])
@@ -256,7 +256,7 @@ def test_eq_11_draws_uniformly() -> None:
     """p̄ = (0.04, 0.5, 0.05, 0.36, 0.05), θ = 0.05: classes 0, 2 and 4 are allowed.
 
     6,000 images: 2,000 expected for each. χ² = Σ (seen − 2000)² / 2000 has 2 degrees of freedom and stays
-    below 13.8 in 99.9 % of all draws; a lean of 10 % on one class (2200, 1900, 1900) would give 30.
+    below 13.8 in 99.9 % of all draws; a bias of 10 % towards one class (2200, 1900, 1900) would give 30.
     """
     mean = torch.tensor([[0.04, 0.5, 0.05, 0.36, 0.05]]).expand(6000, -1)
     seen = paper.complementary_labels(mean, 0.05, seeded(1)).bincount(minlength=5)
@@ -265,7 +265,7 @@ def test_eq_11_draws_uniformly() -> None:
 
 
 def test_eq_11_draws_each_image_for_itself() -> None:
-    """Two images with the same two allowed classes differ in about half of 1,000 draws (500 ± 16; 5 σ)."""
+    """Two images with the same two allowed classes differ in 500 ± 16 of 1,000 draws; the bounds are 5 σ."""
     mean = torch.tensor([[0.0, 0.0, 1.0]]).expand(2000, -1)
     first, second = paper.complementary_labels(mean, 0.1, seeded(2)).view(2, 1000)
     assert 420 < int((first != second).sum()) < 580
@@ -274,10 +274,10 @@ def test_eq_11_draws_each_image_for_itself() -> None:
 def test_eq_12_negative_set() -> None:
     """τ = (0.8, 0.8, 0.8), θ = 0.1.
 
-    (0.85, 0.1, 0.05): reaches τ, so in D⁺ and not in D⁻, whatever its other classes are.
+    (0.85, 0.1, 0.05): reaches τ, so it is in D⁺ and not in D⁻, although classes 1 and 2 have p̄ ≤ θ.
     (0.6, 0.35, 0.05): below τ, class 2 has 0.05 ≤ 0.1: in D⁻.
-    (0.6, 0.3, 0.1): below τ, 0.1 ≤ 0.1 counts: in D⁻.
-    (0.4, 0.35, 0.25): below τ but no class is improbable enough: in neither.
+    (0.6, 0.3, 0.1): below τ, class 2 has 0.1 ≤ 0.1: in D⁻.
+    (0.4, 0.35, 0.25): below τ, but no class has p̄ ≤ θ: in neither set.
     """
     mean = torch.tensor([[0.85, 0.1, 0.05], [0.6, 0.35, 0.05], [0.6, 0.3, 0.1], [0.4, 0.35, 0.25]])
     tau = torch.full((3,), 0.8)
@@ -288,7 +288,7 @@ def test_eq_12_negative_set() -> None:
 @settings(deadline=None)
 @given(SEEDS, IMAGES, CLASSES, THETAS)
 def test_eq_12_is_disjoint_from_eq_10(seed: int, images: int, classes: int, theta: float) -> None:
-    """D⁻ is what has a complementary label and is not in D⁺: none is in both, none such is left out."""
+    """D⁻ contains exactly the images that have a complementary label and are not in D⁺."""
     tau = torch.rand(classes, generator=seeded(seed)) * 1.2
     for mean in (confidences(seed, images, classes), coarse(seed, images, classes)):
         positive, negative = paper.positive_set(mean, tau), paper.negative_set(mean, tau, theta)
@@ -338,9 +338,9 @@ def test_eq_15_negative_loss() -> None:
 def test_eq_15_is_stable_where_the_model_is_certain_and_wrong() -> None:
     """Logits (200, 0, 0) and y⁻ = 0.
 
-    1 − p_0 = (e⁰ + e⁰) / (e²⁰⁰ + 2) ≈ 2 e⁻²⁰⁰, which no float32 can tell from 0; yet
+    1 − p_0 = (e⁰ + e⁰) / (e²⁰⁰ + 2) ≈ 2 e⁻²⁰⁰ underflows to 0 in float32, but the loss is finite:
     −ln(2 e⁻²⁰⁰) = 200 − ln 2 = 199.306853.
-    Its gradient: ∂/∂z_0 = p_0 ≈ 1, and ∂/∂z_m = −p_0 · p_m / (1 − p_0) ≈ −1/2 for the two others.
+    The gradient is ∂/∂z_0 = p_0 ≈ 1, and ∂/∂z_m = −p_0 · p_m / (1 − p_0) ≈ −1/2 for the two others.
     """
     logits = torch.tensor([[200.0, 0.0, 0.0]], requires_grad=True)
     loss = paper.negative_loss(logits, torch.tensor([0]))
@@ -351,7 +351,7 @@ def test_eq_15_is_stable_where_the_model_is_certain_and_wrong() -> None:
 
 
 def test_eq_15_has_nothing_left_to_do_where_the_class_is_ruled_out() -> None:
-    """Logits (−200, 0, 0) and y⁻ = 0: p_0 ≈ e⁻²⁰⁰, −ln(1 − 0) = 0, and so is the gradient."""
+    """Logits (−200, 0, 0) and y⁻ = 0: p_0 ≈ e⁻²⁰⁰, so the loss −ln(1 − 0) and its gradient are 0."""
     logits = torch.tensor([[-200.0, 0.0, 0.0]], requires_grad=True)
     loss = paper.negative_loss(logits, torch.tensor([0]))
     loss.backward()
@@ -362,7 +362,7 @@ def test_eq_15_has_nothing_left_to_do_where_the_class_is_ruled_out() -> None:
 @settings(deadline=None)
 @given(SEEDS, IMAGES, CLASSES)
 def test_eq_15_is_the_naive_formula(seed: int, images: int, classes: int) -> None:
-    """Value and gradient of −log(1 − p_y) in double precision, at logits where that is exact enough."""
+    """Value and gradient of −log(1 − p_y) in double precision, at logits where this formula is accurate."""
     random = seeded(seed)
     logits = torch.randn(images, classes, generator=random, dtype=torch.float64)
     logits = logits.mul(3).clamp(-6, 6).requires_grad_()
@@ -375,8 +375,8 @@ def test_eq_15_is_the_naive_formula(seed: int, images: int, classes: int) -> Non
     assert_close(gradient, expected, atol=1e-9, rtol=1e-6)
 
 
-def test_empty_sets_cost_nothing_and_move_nothing() -> None:
-    """L⁺ or L⁻ of no images is exactly 0, and backward() goes through it."""
+def test_empty_sets_have_zero_loss_and_gradient() -> None:
+    """L⁺ or L⁻ of no images is exactly 0, and backward() works."""
     none = torch.zeros(0, dtype=torch.int64)
     logits = torch.randn(4, 3, generator=seeded(0)).requires_grad_()
     for loss in (
@@ -391,8 +391,8 @@ def test_empty_sets_cost_nothing_and_move_nothing() -> None:
         assert logits.grad is not None and logits.grad.tolist() == [[0.0] * 3] * 4
 
 
-def test_one_empty_set_leaves_the_other_alone() -> None:
-    """With D⁺ empty L = L⁻; with D⁻ empty L = λ L⁺; gradients likewise."""
+def test_empty_set_does_not_affect_the_other_loss() -> None:
+    """If D⁺ is empty, L = L⁻; if D⁻ is empty, L = λ L⁺. The same holds for the gradients."""
     none, y = torch.zeros(0, dtype=torch.int64), torch.tensor([0, 2])
     logits = torch.randn(2, 3, generator=seeded(0)).requires_grad_()
     plus, minus = paper.positive_loss(logits, y), paper.negative_loss(logits, y)
@@ -424,7 +424,7 @@ def test_lambda_schedules(schedule: paper.Schedule, first: float, second: float,
 
     approach-one: 1 − 0.75 · 0.95 = 0.2875, 1 − 0.75 · 0.9025 = 0.323125, 1 − 0.75 · 0.005920529 = 0.9955596.
     divide: 0.25 / 0.95 = 0.2631579, 0.25 / 0.9025 = 0.2770083, 0.25 / 0.005920529 = 42.22596.
-    divide-capped: the same until it passes 1.
+    divide-capped: the same, but at most 1.
     multiply: 0.25 · 0.95 = 0.2375, 0.25 · 0.9025 = 0.225625, 0.25 · 0.005920529 = 0.001480132.
     """
     seen = [paper.positive_weight(schedule, 0.25, t) for t in (1, 2, 100)]
@@ -433,7 +433,7 @@ def test_lambda_schedules(schedule: paper.Schedule, first: float, second: float,
 
 
 def test_lambda_divide_capped_reaches_one_in_round_28() -> None:
-    """0.25 / 0.95^t ≥ 1 from t = ln 4 / −ln 0.95 = 1.386294 / 0.0512933 = 27.03 on."""
+    """0.25 / 0.95^t ≥ 1 for t ≥ ln 4 / −ln 0.95 = 1.386294 / 0.0512933 = 27.03."""
     before, after = (paper.positive_weight("divide-capped", 0.25, t) for t in (27, 28))
     assert 0.99 < before < 1.0 and after == 1.0
 
@@ -449,7 +449,7 @@ def test_lambda_divide_capped_reaches_one_in_round_28() -> None:
 def test_lambda_stays_in_bounds_and_goes_one_way(
     schedule: paper.Schedule, start: float, t: int, rate: float, until: int
 ) -> None:
-    now, then = (paper.positive_weight(schedule, start, round, rate, until) for round in (t, t + 1))
+    now, then = (paper.positive_weight(schedule, start, number, rate, until) for number in (t, t + 1))
     if t >= until:
         assert now == then
     if schedule == "multiply":

@@ -1,4 +1,4 @@
-"""Which replies the server uses, and what it adds up."""
+"""The checks that decide whether the server uses a reply."""
 
 import torch
 
@@ -6,7 +6,7 @@ from fedseal.core import Packet
 from fedseal.replies import find_problem
 
 
-def test_what_makes_a_reply_unusable() -> None:
+def test_problems_that_make_a_reply_unusable() -> None:
     sent = Packet({"model": {"w": torch.zeros(2), "n": torch.tensor(1)}}, {"train": True})
 
     def reply(**model: torch.Tensor) -> Packet:
@@ -25,6 +25,6 @@ def test_what_makes_a_reply_unusable() -> None:
         assert f"count named '{name}'" in find_problem(Packet(good, {"t": 1, name: 1}), sent)
     for number in (-1, 2**53, 10**400):
         assert "'positive' is not a number" in find_problem(Packet(good, {"positive": number}), sent)
-    listens = Packet(scalars={"train": False})
-    assert find_problem(Packet(), listens) == ""
-    assert "count named 'event'" in find_problem(Packet(scalars={"event": 7}), listens)
+    memory_request = Packet(scalars={"train": False})
+    assert find_problem(Packet(), memory_request) == ""
+    assert "count named 'event'" in find_problem(Packet(scalars={"event": 7}), memory_request)

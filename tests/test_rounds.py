@@ -1,11 +1,11 @@
-"""The round loop: who is sampled, and what stops a run."""
+"""Sampling of the clients of a round."""
 
 import torch
 
 from fedseal.rounds import sample_cohort
 
 
-def test_sample_is_fair_and_seeded() -> None:
+def test_sampling_is_uniform_and_seeded() -> None:
     assert sample_cohort(0, 1, 5, 0) == sample_cohort(0, 1, 5, 5) == (0, 1, 2, 3, 4)
     assert sample_cohort(0, 1, 100, 10) == sample_cohort(0, 1, 100, 10) != sample_cohort(1, 1, 100, 10)
     counts = torch.zeros(20)
@@ -13,5 +13,5 @@ def test_sample_is_fair_and_seeded() -> None:
         chosen = sample_cohort(3, t, 20, 5)
         assert len(set(chosen)) == 5 and list(chosen) == sorted(chosen)
         counts[list(chosen)] += 1
-    # each client is expected 500 times with a standard deviation of √(2000·¼·¾) ≈ 19.4
+    # a client is sampled 500 times on average, with a standard deviation of √(2000·¼·¾) ≈ 19.4
     assert float((counts - 500).abs().max()) < 4 * 19.4

@@ -1,14 +1,10 @@
-"""Copies of weights, their layout, and their limits."""
-
-from itertools import permutations
+"""Weights copied out of and into models, and checks of their values and layout."""
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
-from fedseal import aggregate, weights
+from fedseal import weights
 from fedseal.config.sections import ModelSettings
 from fedseal.models import Network, build_network
 
@@ -29,7 +25,7 @@ def identical(a: weights.Tensors, b: weights.Tensors) -> bool:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_finite(bad: float) -> None:
+def test_all_finite(bad: float) -> None:
     good: dict[str, Tensor] = {"w": torch.tensor([1.0, 3e38]), "n": torch.tensor([7]), "none": torch.zeros(0)}
     assert weights.all_finite(good)
     assert not weights.all_finite(good | {"b": torch.tensor([[0.0, bad]])})
@@ -45,10 +41,10 @@ def test_same_layout() -> None:
     assert not weights.same_layout(like | {"n": torch.tensor([1])}, like)
 
 
-# ------------------------------------------------------------------ load, save
+# ------------------------------------------------------------------ get_weights, set_weights
 
 
-def test_save_is_a_plain_copy() -> None:
+def test_get_weights_returns_a_contiguous_copy() -> None:
     model = network(seed=1)
     convolution = model.get_parameter("body.conv2.0.weight")
     assert not convolution.is_contiguous()  # channels-last
@@ -57,23 +53,23 @@ def test_save_is_a_plain_copy() -> None:
     assert all(torch.equal(saved[name], value) for name, value in model.state_dict().items())
     before = {name: value.clone() for name, value in saved.items()}
     with torch.no_grad():
-        for parameter in model.parameters():  # in channels-last or not: none is shared
+        for parameter in model.parameters():  # no parameter shares memory with the copy
             parameter.add_(1)
     assert identical(saved, before)
 
 
-def test_load_and_save_give_the_same_bits() -> None:
-    """One model takes another's weights in place: parameters stay where and how they were."""
+def test_set_weights_restores_the_same_bits_in_place() -> None:
+    """The parameters keep their addresses and their memory format."""
     first, second = network(seed=1), network(seed=2)
-    with torch.no_grad():  # buffers with other values than a fresh network has
+    with torch.no_grad():  # changes the buffers of the new network
         first.train()(torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 255)
     saved = weights.get_weights(first)
     assert not identical(weights.get_weights(second), saved)
 
-    places = [p.data_ptr() for p in second.parameters()]
+    addresses = [p.data_ptr() for p in second.parameters()]
     weights.set_weights(second, saved)
     assert identical(weights.get_weights(second), saved)
-    assert [p.data_ptr() for p in second.parameters()] == places
+    assert [p.data_ptr() for p in second.parameters()] == addresses
     convolution = second.get_parameter("body.conv2.0.weight")
     assert convolution.is_contiguous(memory_format=torch.channels_last) and not convolution.is_contiguous()
     assert int(saved["body.conv1.1.num_batches_tracked"]) == 1
@@ -82,8 +78,8 @@ def test_load_and_save_give_the_same_bits() -> None:
     assert torch.equal(first.eval()(images), second.eval()(images))
 
 
-def test_load_copies() -> None:
-    """Training the model afterwards does not reach the weights it was given."""
+def test_set_weights_copies() -> None:
+    """Training the model afterwards does not change the weights that were passed in."""
     model = network(seed=1)
     given_weights = weights.get_weights(network(seed=2))
     before = {name: value.clone() for name, value in given_weights.items()}
@@ -94,7 +90,7 @@ def test_load_copies() -> None:
     assert identical(given_weights, before)
 
 
-def test_load_refuses_other_names() -> None:
+def test_set_weights_rejects_missing_names() -> None:
     model = network(seed=1)
     saved = weights.get_weights(model)
     with pytest.raises(RuntimeError, match="Missing key"):

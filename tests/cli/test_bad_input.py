@@ -1,4 +1,4 @@
-"""Bad input of every kind: one sentence that names it, exit code 2, and nothing written or overwritten."""
+"""Bad input: the command prints one sentence that names it, exits with code 2, and overwrites nothing."""
 
 import json
 import shutil
@@ -40,7 +40,10 @@ from fedseal.training.train import train
         (["--set", "data.clients=100"], ["100 clients with 1200 images each", "lower data.clients"]),
         (["--set", "data.labels=3"], ["data.labels = 3 leaves a class without labels: raise it to 10"]),
         (["--set", "data.test_per_client=3000"], ["lower data.clients or data.test_per_client"]),
-        (["--set", "cohort=11"], ["cohort is 11, but there are 10 clients: lower it, or set it to 0 for all."]),
+        (
+            ["--set", "cohort=11"],
+            ["cohort is 11, but there are 10 clients: lower it, or set it to 0 for all."],
+        ),
         (
             ["--set", "data.path=x"],
             ["data.path does not apply to fashion-mnist", "fedseal data get fashion-mnist --from x"],
@@ -49,30 +52,31 @@ from fedseal.training.train import train
         (["--set", "model.name=resnet9"], ["ResNet-9 needs images of 32×32", "not 28×28"]),
     ],
 )
-def test_a_bad_setting_is_refused_before_anything_is_written(
+def test_bad_setting_is_refused_before_anything_is_written(
     fedseal: Command, tmp_path: Path, words: list[str], parts: list[str]
 ) -> None:
     fedseal("train", "demo", "--out", tmp_path / "run", *words).refuses(*parts)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_device_that_is_not_there(fedseal: Command, tmp_path: Path) -> None:
+def test_missing_device(fedseal: Command, tmp_path: Path) -> None:
     device = next(
-        (name for name, there in (("cuda", torch.cuda.is_available()), ("mps", False)) if not there), "mps"
+        (name for name, available in (("cuda", torch.cuda.is_available()), ("mps", False)) if not available),
+        "mps",
     )
     answer = fedseal("train", "demo", "--out", tmp_path / "run", options={"engine.device": device})
     answer.refuses(f"engine.device is '{device}', but this machine has no such device: use 'auto'.")
     assert not (tmp_path / "run").exists()
 
 
-def test_no_validation_images(fedseal: Command, tmp_path: Path) -> None:
+def test_missing_validation_images(fedseal: Command, tmp_path: Path) -> None:
     answer = fedseal("train", "demo", "--out", tmp_path / "run", options={"data.validation": 0})
     assert answer.code == 2 and not (tmp_path / "run").exists()
     sentence = "error: data.validation is 0, but every run needs validation images: raise it."
     assert answer.err.splitlines()[-1] == sentence
 
 
-def test_a_bad_file_or_preset(fedseal: Command, tmp_path: Path) -> None:
+def test_bad_file_or_preset(fedseal: Command, tmp_path: Path) -> None:
     bad = tmp_path / "bad.toml"
     fedseal("train", bad).refuses(f"There is no configuration file {bad}; 'fedseal presets' lists")
     bad.write_text("rounds = = 3")
@@ -84,10 +88,10 @@ def test_a_bad_file_or_preset(fedseal: Command, tmp_path: Path) -> None:
     fedseal("data", "show", "dmo").refuses("There is no preset 'dmo' (did you mean 'demo'?)")
 
 
-# ------------------------------------------------------------------ own folders
+# ------------------------------------------------------------------ image folders
 
 
-def test_an_empty_class(fedseal: Command, own: dict[str, Any], shapes: Path, tmp_path: Path) -> None:
+def test_empty_class(fedseal: Command, own: dict[str, Any], shapes: Path, tmp_path: Path) -> None:
     (shapes / "server" / "star").mkdir()
     answer = fedseal("train", "folders", "--out", tmp_path / "run", options=own)
     answer.refuses(
@@ -96,14 +100,16 @@ def test_an_empty_class(fedseal: Command, own: dict[str, Any], shapes: Path, tmp
     assert not (tmp_path / "run").exists()
 
 
-def test_an_empty_client(fedseal: Command, own: dict[str, Any], shapes: Path, tmp_path: Path) -> None:
+def test_empty_client(fedseal: Command, own: dict[str, Any], shapes: Path, tmp_path: Path) -> None:
     (shapes / "clients" / "west").mkdir()
     answer = fedseal("train", "folders", "--out", tmp_path / "run", options=own)
-    answer.refuses(f"Client 'west' has no readable image: add images to {shapes / 'clients' / 'west'}, or remove")
+    answer.refuses(
+        f"Client 'west' has no readable image: add images to {shapes / 'clients' / 'west'}, or remove"
+    )
     assert not (tmp_path / "run").exists()
 
 
-def test_folders_that_are_not_there(fedseal: Command, own: dict[str, Any], shapes: Path) -> None:
+def test_missing_folders(fedseal: Command, own: dict[str, Any], shapes: Path) -> None:
     gone = shapes / "gone"
     fedseal("train", "folders", options=own | {"data.path": gone}).refuses(
         f"There is no folder {gone}: give a folder that contains server/ and clients/."
@@ -144,7 +150,9 @@ def test_predict_refuses_a_corrupt_image_and_a_missing_one(
 
 def test_predict_refuses_anything_but_a_model(fedseal: Command, finished: Path, tmp_path: Path) -> None:
     model, image = tmp_path / "model.safetensors", tmp_path / "any.png"
-    fedseal("predict", tmp_path, image).refuses(f"There is no model {model}: give the folder of a finished run.")
+    fedseal("predict", tmp_path, image).refuses(
+        f"There is no model {model}: give the folder of a finished run."
+    )
     for content in (b"", b"not at all", bytes(range(256)) * 20):
         model.write_bytes(content)
         fedseal("predict", model, image).refuses(f"{model} is damaged, or not a fedseal model")
@@ -163,7 +171,7 @@ def test_evaluate_refuses_anything_but_a_finished_run(fedseal: Command, copy: Pa
     fedseal("evaluate", copy).refuses(f"There is no model {copy / 'model.safetensors'}")
 
 
-def test_evaluate_refuses_other_data(
+def test_evaluate_refuses_changed_data(
     fedseal: Command, own: dict[str, Any], shapes: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -177,7 +185,9 @@ def test_data_get_refuses_tampered_and_unknown_files(
 ) -> None:
     monkeypatch.setenv("FEDSEAL_DATA", str(tmp_path / "cache"))
     files = tmp_path / "files"
-    fedseal("data", "get", "fashion-mnist", "--from", files).refuses(f"There is no folder {files}: give the folder with the files of Fashion-MNIST.")
+    fedseal("data", "get", "fashion-mnist", "--from", files).refuses(
+        f"There is no folder {files}: give the folder with the files of Fashion-MNIST."
+    )
     files.mkdir()
     for name in PUBLISHED["fashion-mnist"].downloads:
         (files / name).write_bytes(b"\x1f\x8b tampered")
@@ -208,14 +218,14 @@ def test_data_show_refuses_a_picture_it_cannot_draw(
 # ------------------------------------------------------------------ the output folder
 
 
-def test_a_folder_with_a_run_is_not_overwritten(fedseal: Command, copy: Path, tiny: dict[str, Any]) -> None:
+def test_folder_with_a_run_is_not_overwritten(fedseal: Command, copy: Path, tiny: dict[str, Any]) -> None:
     before = contents(copy)
     answer = fedseal("train", "demo", "--out", copy, options=tiny)
     answer.refuses(f"{copy} already holds a run: add --resume to continue it, or choose another --out.")
     assert contents(copy) == before
 
 
-def test_a_folder_with_other_files_is_not_touched(
+def test_folder_with_other_files_is_not_changed(
     fedseal: Command, tmp_path: Path, tiny: dict[str, Any]
 ) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
@@ -226,7 +236,7 @@ def test_a_folder_with_other_files_is_not_touched(
     assert contents(tmp_path) == before
 
 
-def test_a_start_that_failed_does_not_block_its_folder(
+def test_failed_start_does_not_block_the_folder(
     fedseal: Command, tmp_path: Path, tiny: dict[str, Any]
 ) -> None:
     run = tmp_path / "run"
@@ -237,15 +247,13 @@ def test_a_start_that_failed_does_not_block_its_folder(
     assert load_config(run / "config.toml").seed == 0
 
 
-def test_clients_without_labels_cannot_be_the_upper_bound(
-    fedseal: Command, tmp_path: Path, own: dict[str, Any]
-) -> None:
+def test_fedavg_sl_needs_labels_of_the_clients(fedseal: Command, tmp_path: Path, own: dict[str, Any]) -> None:
     answer = fedseal("train", "folders", "--out", tmp_path / "run", options=own | {"method": "fedavg-sl"})
     answer.refuses("fedavg-sl needs labels of the clients' images, but these have none.")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_that_cannot_be_written(fedseal: Command, tmp_path: Path, tiny: dict[str, Any]) -> None:
+def test_folder_that_cannot_be_written(fedseal: Command, tmp_path: Path, tiny: dict[str, Any]) -> None:
     file = tmp_path / "file"
     file.write_text("kept")
     answer = fedseal("train", "demo", "--out", file, options=tiny)
@@ -259,20 +267,20 @@ def test_a_folder_that_cannot_be_written(fedseal: Command, tmp_path: Path, tiny:
 # ------------------------------------------------------------------ checkpoints
 
 
-def test_a_run_is_not_resumed_with_another_configuration(
+def test_run_is_not_resumed_with_another_configuration(
     fedseal: Command, copy: Path, tiny: dict[str, Any]
 ) -> None:
     before = contents(copy)
-    own_config = copy / "config.toml"
+    config = copy / "config.toml"
     for key, value in (("fedseal.theta", 0.05), ("seed", 1), ("method", "server-sl")):
-        answer = fedseal("train", own_config, "--out", copy, "--resume", "--set", f"{key}={value}")
-        answer.refuses(f"{copy} holds a run with another configuration: resume it with {own_config}, or choose")
-    answer = fedseal("train", own_config, "--out", copy, "--resume", "--set", "rounds=1")
+        answer = fedseal("train", config, "--out", copy, "--resume", "--set", f"{key}={value}")
+        answer.refuses(f"{copy} holds a run with another configuration: resume it with {config}, or choose")
+    answer = fedseal("train", config, "--out", copy, "--resume", "--set", "rounds=1")
     answer.refuses(f"{copy} already has 2 rounds, but rounds is 1: raise it, or choose another --out.")
     assert contents(copy) == before
 
 
-def test_a_checkpoint_of_other_data_is_refused(
+def test_checkpoint_of_other_data_is_refused(
     fedseal: Command, own: dict[str, Any], shapes: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -280,12 +288,14 @@ def test_a_checkpoint_of_other_data_is_refused(
     (shapes / "clients" / "north" / "circle-0.png").unlink()
     before = contents(run)
     answer = fedseal("train", "folders", "--out", run, "--resume", options=own | {"rounds": 3})
-    answer.refuses(f"{run / 'checkpoint' / 'state.safetensors'} belongs to another configuration, other data or")
+    answer.refuses(
+        f"{run / 'checkpoint' / 'state.safetensors'} belongs to another configuration, other data or"
+    )
     assert contents(run) == before
 
 
 @pytest.mark.parametrize("kept", [0, 5, 3000, -1])
-def test_a_damaged_checkpoint_is_refused(fedseal: Command, copy: Path, kept: int) -> None:
+def test_damaged_checkpoint_is_refused(fedseal: Command, copy: Path, kept: int) -> None:
     state = copy / "checkpoint" / "state.safetensors"
     state.write_bytes(state.read_bytes()[:kept])
     before = contents(copy)
@@ -294,7 +304,7 @@ def test_a_damaged_checkpoint_is_refused(fedseal: Command, copy: Path, kept: int
     assert contents(copy) == before
 
 
-def test_a_damaged_summary_is_written_again_and_lost_events_are_reported(fedseal: Command, copy: Path) -> None:
+def test_damaged_summary_is_rewritten_and_missing_events_are_reported(fedseal: Command, copy: Path) -> None:
     summary = copy / "summary.json"
     whole = json.loads(summary.read_text())
     summary.write_text('{"rounds"')
@@ -314,7 +324,7 @@ def test_a_damaged_summary_is_written_again_and_lost_events_are_reported(fedseal
 # ------------------------------------------------------------------ NaN
 
 
-def test_clients_with_nan_are_left_out_and_the_run_goes_on(
+def test_clients_with_nan_are_left_out_and_the_run_continues(
     fedseal: Command, tiny: dict[str, Any], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -328,15 +338,15 @@ def test_clients_with_nan_are_left_out_and_the_run_goes_on(
     reason = "its model has NaN or infinite weights (is client.lr too high?)"
     assert f"warning: round 1: client-0 is left out: {reason}\n" in answer.err
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    told = {"event": "left-out", "t": 2, "client": "client-2", "reason": reason, "worker_died": False}
-    assert told in events
+    expected = {"event": "left-out", "t": 2, "client": "client-2", "reason": reason, "worker_died": False}
+    assert expected in events
     rounds = [event for event in events if event["event"] == "round"]
     assert [event["t"] for event in rounds] == [1, 2]
     assert rounds[0]["left_out"] == ["client-0", "client-1", "client-2"]
     assert model_file.load(run)(torch.zeros(1, 1, 28, 28, dtype=torch.uint8)).isfinite().all()
 
 
-def test_a_round_without_a_usable_reply_stops_the_run(
+def test_round_without_a_usable_reply_stops_the_run(
     fedseal: Command, tiny: dict[str, Any], tmp_path: Path
 ) -> None:
     answer = fedseal("train", "demo", "--out", tmp_path / "run", options=tiny | {"client.lr": 1e300})
@@ -345,21 +355,19 @@ def test_a_round_without_a_usable_reply_stops_the_run(
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
-def test_nan_at_the_server_stops_the_run_and_says_why(
-    fedseal: Command, tiny: dict[str, Any], tmp_path: Path
-) -> None:
+def test_nan_at_the_server_stops_the_run(fedseal: Command, tiny: dict[str, Any], tmp_path: Path) -> None:
     run = tmp_path / "run"
     answer = fedseal("train", "demo", "--out", run, options=tiny | {"server.lr": 1e30})
     answer.refuses("Round 1: the server's model has NaN or infinite weights", "lower server.lr (1e+30)")
     assert not (run / "summary.json").exists() and not (run / "model.safetensors").exists()
 
 
-def test_nan_in_a_later_round_leaves_the_last_checkpoint(
+def test_nan_in_a_later_round_keeps_the_last_checkpoint(
     fedseal: Command, tiny: dict[str, Any], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    explodes = {"rounds": 9, "server.lr": 1e5, "server.batch": 50, "fedseal.bootstrap_epochs": 0}
-    answer = fedseal("train", "demo", "--out", run, options=tiny | explodes)
+    diverging = {"rounds": 9, "server.lr": 1e5, "server.batch": 50, "fedseal.bootstrap_epochs": 0}
+    answer = fedseal("train", "demo", "--out", run, options=tiny | diverging)
     answer.refuses("the server's model has NaN or infinite weights", "lower server.lr (100000.0)")
     failed = int(answer.err.removeprefix("error: Round ").split(":")[0])
     state = Packet.from_bytes((run / "checkpoint" / "state.safetensors").read_bytes())
@@ -372,13 +380,13 @@ def test_nan_in_a_later_round_leaves_the_last_checkpoint(
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small disk that can be filled."""
+    """A small disk that a run can fill."""
     folder = tmp_path / "disk"
     folder.mkdir()
     try:
         mount("-t", "tmpfs", "-o", "size=900k", "tmpfs", folder)
     except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no small disk can be mounted here: {error}")
+        pytest.skip(f"cannot mount a small disk: {error}")
     yield folder
     subprocess.run(["umount", folder], check=True)
 
@@ -387,7 +395,7 @@ def mount(*words: object) -> None:
     subprocess.run(["mount", *map(str, words)], check=True, capture_output=True)
 
 
-def test_a_disk_that_fills_up_leaves_the_last_checkpoint(
+def test_disk_that_fills_up_keeps_the_last_checkpoint(
     fedseal: Command, disk: Path, tiny: dict[str, Any], tmp_path: Path
 ) -> None:
     run, tiny = disk / "run", tiny | {"fedseal.bootstrap_epochs": 0}
@@ -409,10 +417,10 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint(
 
 
 @pytest.mark.parametrize("size", ["4k", "8k", "12k", "300k"])
-def test_a_disk_that_is_full_from_the_start(
+def test_disk_that_is_full_from_the_start(
     fedseal: Command, disk: Path, tiny: dict[str, Any], size: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threading, "excepthook", main.ignore_disk_errors)  # as in a separate process
+    monkeypatch.setattr(threading, "excepthook", main.ignore_disk_errors)  # as main() does
     mount("-o", f"remount,size={size}", disk)
     run = disk / "run"
     fedseal("train", "demo", "--out", run, options=tiny).refuses("No space left to write ", str(run))

@@ -1,4 +1,4 @@
-"""The command line: what it shows, end to end on own images, and stopping it with Ctrl-C."""
+"""The command line: its output, complete runs on image folders, and Ctrl-C."""
 
 import json
 import os
@@ -41,38 +41,38 @@ def test_help_explains_arguments(fedseal: Command) -> None:
     assert "--list" in fedseal("reproduce", "--help").out
 
 
-def test_help_of_the_program_has_a_first_run(fedseal: Command) -> None:
+def test_help_of_the_program_shows_a_first_command(fedseal: Command) -> None:
     answer = fedseal("--help")
     assert answer.code == 0 and "fedseal train demo --baseline" in answer.out
     assert all(command in answer.out for command in ("train", "predict", "data"))
 
 
-def test_help_and_flowers_own_processes_do_without_pytorch() -> None:
-    """It takes seconds to load, and hundreds of megabytes."""
+def test_help_and_flower_programs_do_not_import_pytorch() -> None:
+    """PyTorch takes seconds and hundreds of megabytes to load."""
     code = "import fedseal.cli.main, fedseal.deploy.flower_program, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
 
-def test_usage_errors_are_code_2(fedseal: Command) -> None:
+def test_usage_errors_exit_with_code_2(fedseal: Command) -> None:
     for words in (["trian"], ["train", "--rounds", "3"], ["predict"], ["train", "--seed", "x"]):
         answer = fedseal(*words)
         assert answer.code == 2 and "Error" in answer.err
 
 
-def test_presets_lists_all(fedseal: Command) -> None:
+def test_presets_lists_all_presets(fedseal: Command) -> None:
     out = fedseal("presets").out
     assert all(name in out for name in list_presets()) and "base-" not in out
 
 
 @pytest.mark.parametrize("name", ["demo", "svhn-resnet9", "folders"])
-def test_show_prints_what_runs(fedseal: Command, name: str) -> None:
+def test_show_prints_the_complete_configuration(fedseal: Command, name: str) -> None:
     answer = fedseal("show", name)
     assert answer.code == 0
     assert parse(tomllib.loads(answer.out), "shown") == load_config(name)
 
 
-def test_show_says_what_keys_mean(fedseal: Command) -> None:
+def test_show_explains_the_keys(fedseal: Command) -> None:
     out = fedseal("show", "demo", "--set", "method=semifl").out
     assert 'method = "semifl"  # the method: fedseal, ' in out
     assert "\n# flip =  # mirror images at random; left out: the data set's default (no for digits)\n" in out
@@ -106,7 +106,7 @@ def test_data_show_with_a_picture(fedseal: Command, tiny: dict[str, Any], tmp_pa
         assert image.format == "PNG" and image.width > 500
 
 
-def test_data_show_of_own_folders(fedseal: Command, own: dict[str, Any]) -> None:
+def test_data_show_of_folders(fedseal: Command, own: dict[str, Any]) -> None:
     out = fedseal("data", "show", "folders", options=own).out
     assert "north     18 images" in out and "south     18 images" in out
 
@@ -124,8 +124,8 @@ def test_train_shows_the_result_and_the_baseline(
     assert "fedseal, 2 rounds" in answer.out and f"{ours:.2%}" in answer.out
     assert "Server-SL, 2 rounds" in answer.out and f"{theirs:.2%}" in answer.out
     assert f"{100 * (ours - theirs):+.2f} points" in answer.out
-    said = " ".join(answer.out.split())  # a narrow terminal breaks lines
-    assert "70 labels (50 for training, 20 for validation)" in said
+    text = " ".join(answer.out.split())  # lines may be wrapped
+    assert "70 labels (50 for training, 20 for validation)" in text
     assert f"run folder: {run}\n" in answer.out
 
     before = contents(run)
@@ -135,15 +135,15 @@ def test_train_shows_the_result_and_the_baseline(
     assert again.code == 0 and contents(run) == before
 
 
-def test_quiet_says_nothing(fedseal: Command, tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_quiet_prints_nothing(fedseal: Command, tiny: dict[str, Any], tmp_path: Path) -> None:
     answer = fedseal("train", "demo", "-q", "--out", tmp_path / "run", options=tiny | {"rounds": 1})
     assert (answer.code, answer.out, answer.err) == (0, "", "")
 
 
-def test_own_images_from_training_to_prediction(
+def test_image_folders_from_training_to_prediction(
     fedseal: Command, own: dict[str, Any], shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a user does it: the real program, in a folder of the user's."""
+    """Runs the installed program in the folder with the images, as a user would."""
     longer = own | {"data.path": "shapes", "fedseal.bootstrap_epochs": 30, "server.lr": 0.02}
     done = subprocess.run(
         [PROGRAM, "train", "folders", *settings(longer)],
@@ -158,7 +158,7 @@ def test_own_images_from_training_to_prediction(
     assert summary["labels"] == {"training": 19, "validation": 5, "total": 24} and summary["clients"] == 2
     assert "run folder: runs/folders-seed0\n" in done.stdout
 
-    monkeypatch.chdir(tmp_path)  # the run's configuration names the images from here
+    monkeypatch.chdir(tmp_path)  # the folder in which the user trained
     answer = fedseal("evaluate", run)
     assert answer.code == 0
     assert f"{'test accuracy':22} {summary['test_accuracy']['last']:.2%}\n" in answer.out
@@ -168,12 +168,14 @@ def test_own_images_from_training_to_prediction(
     answer = fedseal("predict", run, *images)
     assert answer.code == 0
     lines = answer.out.splitlines()
-    for image, line, (name, sure) in zip(images, lines, model_file.load(run).predict(images), strict=True):
-        assert line == f"{image}  {name}  {sure:.1%}" and name in SHAPES
+    for image, line, (name, confidence) in zip(
+        images, lines, model_file.load(run).predict(images), strict=True
+    ):
+        assert line == f"{image}  {name}  {confidence:.1%}" and name in SHAPES
     assert fedseal("predict", run / "model.safetensors", *images).out == answer.out
 
 
-def test_own_images_without_a_test_folder(
+def test_image_folders_without_test_images(
     fedseal: Command, own: dict[str, Any], shapes: Path, tmp_path: Path
 ) -> None:
     (shapes / "test").rename(tmp_path / "elsewhere")
@@ -189,8 +191,8 @@ def test_own_images_without_a_test_folder(
     assert answer.out == f"{'validation accuracy':22} {summary['validation_accuracy']['last']:.2%}\n"
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
-def test_ctrl_c_stops_cleanly_and_the_run_goes_on_later(
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_ctrl_c_stops_cleanly_and_the_run_can_be_resumed(
     fedseal: Command, tiny: dict[str, Any], tmp_path: Path
 ) -> None:
     run, keys = tmp_path / "a run", tiny | {"rounds": 30, "engine.workers": 2}
@@ -200,46 +202,46 @@ def test_ctrl_c_stops_cleanly_and_the_run_goes_on_later(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's "&" has it ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs ignore it
     )
     log, deadline = run / "events.jsonl", time.monotonic() + 200
     try:
         while not (log.exists() and log.read_text()):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.01)
-        assert len(processes_of(process.pid)) >= 3  # the run and two workers at least
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
-        _, said = process.communicate(timeout=100)
+        assert len(processes_of(process.pid)) >= 3  # at least the run and two workers
+        os.killpg(process.pid, signal.SIGINT)  # to all processes, as a terminal does
+        _, message = process.communicate(timeout=100)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
 
     assert process.returncode == 130
-    assert said.startswith("Stopped. Continue with: fedseal train ") and said.count("\n") == 1
+    assert message.startswith("Stopped. Continue with: fedseal train ") and message.count("\n") == 1
     deadline = time.monotonic() + 10
-    while processes_of(process.pid):  # Python's own tracker of resources needs a moment
+    while processes_of(process.pid):  # Python's resource tracker needs a moment
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert not (run / "summary.json").exists()
 
-    program, *words = shlex.split(said.partition("Continue with: ")[2])
+    program, *words = shlex.split(message.partition("Continue with: ")[2])
     assert program == "fedseal"
     answer = fedseal(*words, "--workers", 1)
     assert answer.code == 0
     train("demo", out=tmp_path / "whole", options=keys | {"engine.workers": 1})
     assert same_weights(run, tmp_path / "whole")
-    ends = [len((f / "events.jsonl").read_text().splitlines()) for f in (run, tmp_path / "whole")]
-    assert ends == [30, 30]
+    lengths = [len((f / "events.jsonl").read_text().splitlines()) for f in (run, tmp_path / "whole")]
+    assert lengths == [30, 30]
 
 
 def processes_of(session: int) -> list[int]:
-    """The numbers of all processes of a session that have not ended."""
-    found = []
+    """The ids of the running processes of a session."""
+    running = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, _, number = path.read_text().rpartition(")")[2].split()[:4]
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         if int(number) == session and state != "Z":
-            found.append(int(path.parent.name))
-    return found
+            running.append(int(path.parent.name))
+    return running

@@ -1,4 +1,4 @@
-"""The whole configuration: its fingerprint, and mistakes in its keys."""
+"""The configuration: its fingerprint, and errors that name the bad key."""
 
 import tomllib
 from pathlib import Path
@@ -21,7 +21,7 @@ def test_every_preset_survives_a_round_trip(name: str) -> None:
     assert again == config and again.fingerprint() == config.fingerprint()
 
 
-def test_a_method_with_a_table_among_its_options_is_explained(tmp_path: Path) -> None:
+def test_method_with_a_table_among_its_options_is_written_as_toml(tmp_path: Path) -> None:
     file = tmp_path / "nest.py"
     file.write_text(
         "from fedseal.methods.fedseal import FedSEAL\n"
@@ -32,7 +32,7 @@ def test_a_method_with_a_table_among_its_options_is_explained(tmp_path: Path) ->
     assert parse(tomllib.loads(config.to_annotated_toml()), "shown") == config
 
 
-def test_the_fingerprint_covers_only_what_affects_the_result() -> None:
+def test_fingerprint_covers_only_what_affects_the_result() -> None:
     base = load_config("demo")
     same = load_config("demo", {"engine.workers": 7, "server-sl": {}})
     assert base.fingerprint() == same.fingerprint()
@@ -43,8 +43,10 @@ def test_the_fingerprint_covers_only_what_affects_the_result() -> None:
     assert longer.fingerprint(ignore=["rounds"]) == base.fingerprint(ignore=["rounds"])
 
 
-def test_a_new_option_leaves_fingerprints_valid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With its default it changes nothing, in a section as in a method; another value counts."""
+def test_new_option_with_its_default_keeps_the_fingerprint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """This holds for options of sections and of methods. Any other value changes the fingerprint."""
 
     class NewClient(TrainingSettings):
         warm_up: int = 0
@@ -67,8 +69,8 @@ def test_a_new_option_leaves_fingerprints_valid(monkeypatch: pytest.MonkeyPatch,
     assert load_config("demo", {"client.lr": 0.5, "fedseal.sharpness": 2}).fingerprint() != base.fingerprint()
 
 
-def test_a_default_that_is_written_out_is_the_same_configuration() -> None:
-    """A section without changes, and a value that equals its default, do not count."""
+def test_explicit_default_keeps_the_fingerprint() -> None:
+    """An empty section or a value that equals its default does not affect the fingerprint."""
     plain = Config()
     for key, value in (("rounds", 150), ("data", {}), ("fedseal", {"theta": 0.1}), ("client", {"lr": 0.001})):
         assert parse({key: value}, "test").fingerprint() == plain.fingerprint()
@@ -76,7 +78,7 @@ def test_a_default_that_is_written_out_is_the_same_configuration() -> None:
 
 
 def test_fingerprints_never_change() -> None:
-    """Recorded results are found by these; a change of them orphans everything under results/."""
+    """Recorded results are found by their fingerprint, so a change would orphan everything under results/."""
     assert load_config("fmnist-lenet").fingerprint() == "4ba899e4a738b033"
     assert load_config("svhn-lenet", {"method": "server-sl"}).fingerprint() == "555146035e53145e"
 
@@ -94,14 +96,14 @@ def test_fingerprints_never_change() -> None:
         ("fedavg-fixmatch", "augment.m", 5, True),
     ],
 )
-def test_what_a_method_does_not_use_is_not_in_its_fingerprint(
+def test_fingerprint_ignores_settings_that_the_method_does_not_use(
     method: str, key: str, value: object, matters: bool
 ) -> None:
     base, other = (load_config("demo", {"method": method, **more}) for more in ({}, {key: value}))
     assert (base.fingerprint() != other.fingerprint()) == matters
 
 
-def test_strong_views_at_the_server_do_matter() -> None:
+def test_fingerprint_covers_strong_augmentation_at_the_server() -> None:
     keys = {"method": "server-sl", "server.augment": "strong"}
     assert (
         load_config("demo", keys).fingerprint() != load_config("demo", keys | {"augment.m": 5}).fingerprint()
@@ -148,25 +150,25 @@ def test_strong_views_at_the_server_do_matter() -> None:
         ("rounds.more", 1, "'rounds.more' cannot be set: 'rounds' is not a section."),
     ],
 )
-def test_a_bad_key_is_named(key: str, value: object, sentence: str) -> None:
+def test_error_names_the_bad_key(key: str, value: object, sentence: str) -> None:
     with pytest.raises(UserError) as error:
         load_config("demo", {key: value})
     assert sentence in str(error.value) and "\n" not in str(error.value)
 
 
-def test_folders_need_a_path_and_no_counts() -> None:
+def test_folders_need_a_path_and_accept_no_counts() -> None:
     with pytest.raises(UserError, match=r"in 'data', source = \"folders\" needs path\."):
         load_config("folders", {"data.path": ""})
     with pytest.raises(UserError, match="clients does not apply to folders"):
         load_config("folders", {"data.clients": 3})
 
 
-def test_a_config_is_frozen() -> None:
+def test_config_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Config().rounds = 3  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("key", ["rounds", "server.lr", "data.clients", "model.width", "fedseal.theta"])
-def test_true_is_not_a_number(key: str) -> None:
+def test_booleans_are_not_numbers(key: str) -> None:
     with pytest.raises(UserError, match=rf"in '{key}', a number is needed, not true or false"):
         load_config("demo", {key: True})

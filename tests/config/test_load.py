@@ -1,4 +1,4 @@
-"""Configurations from presets, files and single keys; every mistake is one sentence that names it."""
+"""Loading configurations from presets, files and single keys, with errors that name the mistake."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def test_presets_have_titles_and_bases_are_hidden() -> None:
     assert not [name for name in list_presets() if name.startswith("base-")]
 
 
-def test_a_file_extends_a_preset_and_another_file(tmp_path: Path) -> None:
+def test_file_extends_a_preset_and_another_file(tmp_path: Path) -> None:
     write(tmp_path / "one.toml", 'extends = "demo"\nrounds = 7\n[fedseal]\ntheta = 0.05\n')
     path = write(tmp_path / "two.toml", 'extends = "one.toml"\n[fedseal]\nnegative = false\n')
     config = load_config(path, {"client.lr": 0.5})
@@ -32,7 +32,7 @@ def test_a_file_extends_a_preset_and_another_file(tmp_path: Path) -> None:
     ("text", "value"),
     [("20", 20), ("0.5", 0.5), ("true", True), ("lenet", "lenet"), ('"20"', "20"), ("", ""), ("a b", "a b")],
 )
-def test_values_of_set_are_toml_or_text(text: str, value: object) -> None:
+def test_assigned_values_are_toml_or_text(text: str, value: object) -> None:
     assert parse_assignment(f"some.key = {text}") == ("some.key", value)
 
 
@@ -51,7 +51,7 @@ def test_values_of_set_are_toml_or_text(text: str, value: object) -> None:
         ('extends = "x/../bad.toml"\n', "x/../bad.toml extends itself through {path}: remove one 'extends'."),
     ],
 )
-def test_a_bad_file_is_named(tmp_path: Path, text: str, sentence: str) -> None:
+def test_error_names_the_bad_file(tmp_path: Path, text: str, sentence: str) -> None:
     path = write(tmp_path / "bad.toml", text)
     (tmp_path / "x").mkdir()
     with pytest.raises(UserError) as error:
@@ -59,7 +59,7 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, sentence: str) -> None:
     assert sentence.format(path=path, folder=tmp_path) in str(error.value)
 
 
-def test_a_missing_file_and_one_that_is_not_text(tmp_path: Path) -> None:
+def test_missing_file_and_binary_file(tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
     with pytest.raises(
         UserError, match=r"There is no configuration file .*bad\.toml; 'fedseal presets' lists"
@@ -70,7 +70,7 @@ def test_a_missing_file_and_one_that_is_not_text(tmp_path: Path) -> None:
         load_config(path)
 
 
-def test_an_unknown_preset_is_named() -> None:
+def test_error_names_the_unknown_preset() -> None:
     with pytest.raises(
         UserError, match=r"There is no preset 'fmnist-lnet' \(did you mean 'fmnist-lenet'\?\)"
     ):

@@ -76,12 +76,12 @@ class Processes:
 
     def running(self) -> list[int]:
         """Every process that has this test's mark in its environment."""
-        found = []
+        numbers = []
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 if f"FEDSEAL_TEST={self.mark}".encode() in (folder / "environ").read_bytes():
-                    found.append(int(folder.name))
-        return found
+                    numbers.append(int(folder.name))
+        return numbers
 
     def stop(self) -> None:
         end = time.monotonic() + 30
@@ -117,7 +117,7 @@ class Deployment:
         return self.processes.folder / "memory" / name
 
     def memory(self, name: str) -> Path:
-        """A client's newest memory file; a server that was killed before its first checkpoint left another."""
+        """A client's newest memory file; a server killed before its first checkpoint leaves another one."""
         files = self.memory_folder(name).glob("*.safetensors")
         return max(files, key=lambda file: file.stat().st_mtime)
 

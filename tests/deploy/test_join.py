@@ -1,11 +1,11 @@
 """`fedseal join`: what a client says about its own options and about the server that it reaches."""
 
 import socket
-import ssl
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +13,7 @@ from conftest import Command
 
 pytest.importorskip("flwr")
 
+import uvicorn
 from deployment import free_port
 
 from fedseal.core import Packet
@@ -20,51 +21,32 @@ from fedseal.deploy import keys
 from fedseal.deploy.client import Client, describe_round
 from fedseal.errors import UserError
 
-OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
-REFUSED = OK.replace(b"200 OK", b"403 Forbidden")
-STARTING = OK.replace(b"200 OK", b"503 Service Unavailable")
-
 
 @contextmanager
-def listening(answer: Callable[[socket.socket], None], host: str = "127.0.0.1") -> Iterator[int]:
-    """Answers each connection in this way; yields the port."""
-    with socket.create_server((host, 0)) as server:
+def listening(*statuses: int, folder: Path | None = None, host: str = "127.0.0.1") -> Iterator[int]:
+    """The SuperLink's web server, with the certificate in a folder of keys; yields the port.
 
-        def accept() -> None:
-            with suppress(OSError):  # the test has ended
-                while True:
-                    connection, _ = server.accept()
-                    with connection, suppress(OSError):
-                        answer(connection)
+    It answers with one status after another; the last one repeats.
+    """
+    left = list(statuses)
 
-        thread = threading.Thread(target=accept)
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        status = left.pop(0) if len(left) > 1 else left[0]
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    options: dict[str, Any] = {"lifespan": "off", "ws": "none", "log_level": "critical"}
+    if folder:
+        options |= {"ssl_certfile": folder / "server.crt", "ssl_keyfile": folder / "server.key"}
+    server = uvicorn.Server(uvicorn.Config(answer, **options))
+    with socket.create_server((host, 0)) as listener:
+        thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
-        yield int(server.getsockname()[1])
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join()
-
-
-def plain(*responses: bytes) -> Callable[[socket.socket], None]:
-    """A server without TLS; the last response repeats."""
-    left = list(responses)
-
-    def answer(connection: socket.socket) -> None:
-        connection.recv(65536)
-        connection.sendall(left.pop(0) if len(left) > 1 else left[0])
-
-    return answer
-
-
-def secure(folder: Path, *responses: bytes) -> Callable[[socket.socket], None]:
-    """A server with the certificate in a folder of keys."""
-    context, answer = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), plain(*responses)
-    context.load_cert_chain(folder / "server.crt", folder / "server.key")
-
-    def secured(connection: socket.socket) -> None:
-        with context.wrap_socket(connection, server_side=True) as tls:
-            answer(tls)
-
-    return secured
+        try:
+            yield int(listener.getsockname()[1])
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def client(tmp_path: Path, server: str, key: Path | None) -> Client:
@@ -78,14 +60,14 @@ def key(tmp_path: Path) -> Path:
 
 def test_the_server_is_waited_for_until_it_is_ready(key: Path, tmp_path: Path) -> None:
     messages: list[str] = []
-    with listening(secure(tmp_path / "keys", STARTING, STARTING, OK)) as port:
+    with listening(503, 503, 200, folder=tmp_path / "keys") as port:
         client(tmp_path, f"127.0.0.1:{port}", key).wait_for_server(60, messages.append)
     assert messages == [f"waiting for the server at 127.0.0.1:{port}"]
 
 
 def test_an_unregistered_key_is_refused(key: Path, tmp_path: Path) -> None:
     with (
-        listening(secure(tmp_path / "keys", REFUSED)) as port,
+        listening(403, folder=tmp_path / "keys") as port,
         pytest.raises(UserError, match="not registered"),
     ):
         client(tmp_path, f"127.0.0.1:{port}", key).wait_for_server(60, print)
@@ -93,31 +75,47 @@ def test_an_unregistered_key_is_refused(key: Path, tmp_path: Path) -> None:
 
 def test_a_certificate_of_another_ca_is_refused(key: Path, tmp_path: Path) -> None:
     keys.create_keys(tmp_path / "other", [], [])
-    with listening(secure(tmp_path / "other", OK)) as port, pytest.raises(UserError) as caught:
+    with listening(200, folder=tmp_path / "other") as port, pytest.raises(UserError) as caught:
         client(tmp_path, f"127.0.0.1:{port}", key).wait_for_server(60, print)
     assert "not the server that this key is for" in str(caught.value)
 
 
 def test_a_certificate_for_another_host_is_refused(key: Path, tmp_path: Path) -> None:
-    with listening(secure(tmp_path / "keys", OK), "127.0.0.2") as port, pytest.raises(UserError) as caught:
+    with (
+        listening(200, folder=tmp_path / "keys", host="127.0.0.2") as port,
+        pytest.raises(UserError) as caught,
+    ):
         client(tmp_path, f"127.0.0.2:{port}", key).wait_for_server(60, print)
     assert "not the server that this key is for" in str(caught.value) and "127.0.0.2'" in str(caught.value)
 
 
 def test_a_server_without_tls_is_refused(key: Path, tmp_path: Path) -> None:
-    with listening(plain(OK)) as port, pytest.raises(UserError, match="does not use TLS"):
+    with listening(200) as port, pytest.raises(UserError, match="does not use TLS"):
         client(tmp_path, f"127.0.0.1:{port}", key).wait_for_server(60, print)
 
 
 def test_a_server_with_tls_is_not_joined_without_a_key(key: Path, tmp_path: Path) -> None:
-    with listening(secure(tmp_path / "keys", OK)) as port, pytest.raises(UserError, match="give --key"):
+    with listening(200, folder=tmp_path / "keys") as port, pytest.raises(UserError, match="give --key"):
         client(tmp_path, f"127.0.0.1:{port}", None).wait_for_server(60, print)
 
 
 def test_a_server_that_ends_during_the_handshake_is_waited_for(key: Path, tmp_path: Path) -> None:
-    with listening(lambda connection: connection.recv(65536)) as port, pytest.raises(UserError) as caught:
-        client(tmp_path, f"127.0.0.1:{port}", key).wait_for_server(0, print)
-    assert "No server answered" in str(caught.value)
+    messages: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def end() -> None:
+            connection, _ = listener.accept()
+            connection.recv(65536)  # the client's hello
+            connection.close()
+            listener.close()
+
+        thread = threading.Thread(target=end)
+        thread.start()
+        with pytest.raises(UserError, match="No server answered"):
+            client(tmp_path, f"127.0.0.1:{port}", key).wait_for_server(1, messages.append)
+        thread.join()
+    assert messages == [f"waiting for the server at 127.0.0.1:{port}"]
 
 
 def test_errors_of_a_client(key: Path, fedseal: Command, tmp_path: Path) -> None:

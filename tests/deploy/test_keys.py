@@ -115,5 +115,5 @@ def test_unusable_files_are_named(tmp_path: Path) -> None:
         keys.read_registered(tmp_path)
     with pytest.raises(UserError, match=r"b\.pub is not a client's key"):
         keys.read_client_key(tmp_path / "clients" / "b.pub")
-    with pytest.raises(UserError, match="Cannot read .*missing"):
+    with pytest.raises(UserError, match=r"Cannot read .*missing"):
         keys.read_client_key(tmp_path / "missing")

@@ -1,4 +1,4 @@
-"""A client's part of a round: the labels it gives are counted, and its upload goes through the aggregation."""
+"""A client's part of a round: its upload goes through the aggregation, and its labels are counted."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +23,7 @@ EASY = {
 
 
 class Halved(Aggregation):
-    """Clients upload half of their update, and the server doubles the updates' mean: the same up to rounding."""
+    """Clients upload half of their update and the server doubles the mean: the same up to rounding."""
 
     def __init__(self) -> None:
         self.combined: list[list[int]] = []
@@ -43,7 +43,7 @@ def make_setup(method: str, **more: Any) -> RunSetup:
 
 
 def one_round(setup: RunSetup) -> tuple[Packet, dict[int, Packet], dict[int, Packet]]:
-    """The state after a round, the requests and the replies."""
+    """Runs one round; returns the state after it, the requests and the replies."""
     method, server, clients = setup.config.selected_method(), setup.server(), SimulatedClients(setup)
     current = Round(1, (0, 1, 2), range(3))
     state, requests = method.server_round(current, method.initial_state(server), server)
@@ -55,9 +55,9 @@ def one_round(setup: RunSetup) -> tuple[Packet, dict[int, Packet], dict[int, Pac
 def test_every_method_uploads_and_averages_through_the_aggregation(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `Halved`, uploads are half as far from the model that was sent, and the average is the same.
+    """With `Halved`, an upload is half as far from the model that was sent, and the average is the same.
 
-    FedRGD's groups also hold the server's model, so that its average moves.
+    FedRGD is an exception: its groups contain the server's model, so its average changes.
     """
     plain_state, requests, plain = one_round(make_setup(name))
     aggregation = Halved()
@@ -76,7 +76,7 @@ def test_every_method_uploads_and_averages_through_the_aggregation(
             assert torch.allclose(state.tensors["average"][tensor], value, atol=1e-5)
 
 
-def test_a_reply_without_a_model_is_left_alone() -> None:
+def test_reply_without_a_model_is_not_changed() -> None:
     setup = make_setup("fedseal")
     method, client = setup.config.selected_method(), setup.client(0, setup.network())
     w = method.initial_state(setup.server()).tensors["model"]
@@ -86,11 +86,11 @@ def test_a_reply_without_a_model_is_left_alone() -> None:
 
 
 def test_correct_labels_are_counted() -> None:
-    """Truth of images 0 to 4: 2, 0, 1, unknown, 3.
+    """The true labels of images 0 to 4 are 2, 0, 1, unknown, 3.
 
-    As labels 0 → 2, 1 → 1, 3 → 0, 4 → 3: of the three known (0, 1, 4) two are correct (0 and 4).
-    As complementary labels 2 → 1 and 1 → 2: image 2 is of class 1, so that one is wrong; image 1 is of class 0.
-    More of a kind are added: 3 → 1 is unknown, 0 → 0 is right, since image 0 is of class 2.
+    Labels 0 → 2, 1 → 1, 3 → 0, 4 → 3: of the three with a known label (0, 1, 4), two are correct (0 and 4).
+    Complementary labels 2 → 1 and 1 → 2: wrong for image 2, which is of class 1; correct for image 1.
+    Later complementary labels are added: 3 → 1 is unknown; 0 → 0 is correct, since image 0 is of class 2.
     """
     audit, truth = LabelAudit(), np.array([2, 0, 1, -1, 3])
     audit.record("positive", torch.tensor([0, 1, 3, 4]), torch.tensor([2, 1, 0, 3]))

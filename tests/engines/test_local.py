@@ -1,4 +1,4 @@
-"""The local engine: the number of workers, dying workers and the order of replies change nothing."""
+"""The local engine: neither workers, nor their death, nor the order of replies change the result."""
 
 import os
 import signal
@@ -43,7 +43,7 @@ def run_rounds(setup: RunSetup, engine: Engine) -> Iterator[Event]:
 
 
 def final(setup: RunSetup, engine: LocalEngine | None = None) -> tuple[bytes, dict[str, bytes]]:
-    """The state after the last round and all clients' memories, to the bit."""
+    """The state after the last round and the memories of all clients, as bytes."""
     engine = engine or LocalEngine(setup)
     try:
         states = [event.state for event in run_rounds(setup, engine) if isinstance(event, RoundDone)]
@@ -54,29 +54,30 @@ def final(setup: RunSetup, engine: LocalEngine | None = None) -> tuple[bytes, di
 
 
 @pytest.fixture(scope="module")
-def alone() -> tuple[bytes, dict[str, bytes]]:
+def reference() -> tuple[bytes, dict[str, bytes]]:
+    """The result with one worker."""
     return final(small())
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_workers_do_not_change_the_result(alone: tuple[bytes, dict[str, bytes]], workers: int) -> None:
-    assert final(small(engine__workers=workers)) == alone
+def test_workers_do_not_change_the_result(reference: tuple[bytes, dict[str, bytes]], workers: int) -> None:
+    assert final(small(engine__workers=workers)) == reference
 
 
-def test_the_seed_does_change_the_result(alone: tuple[bytes, dict[str, bytes]]) -> None:
-    assert final(small(seed=1))[0] != alone[0]
+def test_seed_changes_the_result(reference: tuple[bytes, dict[str, bytes]]) -> None:
+    assert final(small(seed=1))[0] != reference[0]
 
 
-def test_order_of_replies_does_not_change_the_result(alone: tuple[bytes, dict[str, bytes]]) -> None:
+def test_order_of_replies_does_not_change_the_result(reference: tuple[bytes, dict[str, bytes]]) -> None:
     class Backwards(LocalEngine):
         def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:
             yield from reversed(list(super().exchange(requests)))
 
-    assert final(small(), Backwards(small())) == alone
+    assert final(small(), Backwards(small())) == reference
 
 
-def test_a_killed_worker_is_replaced_and_the_result_is_the_same(
-    alone: tuple[bytes, dict[str, bytes]],
+def test_killed_worker_is_replaced_and_the_result_is_the_same(
+    reference: tuple[bytes, dict[str, bytes]],
 ) -> None:
     setup = small(engine__workers=2)
     engine, killed, state = LocalEngine(setup), False, Packet()
@@ -90,15 +91,15 @@ def test_a_killed_worker_is_replaced_and_the_result_is_the_same(
             if isinstance(event, RoundDone):
                 state = event.state
         assert killed
-        assert (state.to_bytes(), engine.memories()) == alone
+        assert (state.to_bytes(), engine.memories()) == reference
         assert all(worker.process.is_alive() for worker in engine._workers)
     finally:
         engine.close()
     assert engine._workers == []
 
 
-def test_a_client_that_kills_its_workers_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine gives up on a client after two dead workers, and the round goes on with the others."""
+def test_client_that_kills_its_workers_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine gives up on a client after two dead workers, and the round continues with the others."""
     setup = small(engine__workers=2)
     method, server, engine, ask = (
         setup.config.selected_method(),
@@ -126,8 +127,8 @@ def test_a_client_that_kills_its_workers_is_left_out(monkeypatch: pytest.MonkeyP
     assert sorted(engine.memories()) == ["0", "2"]
 
 
-def test_a_worker_keeps_every_packet_of_a_round_and_none_of_the_last() -> None:
-    """Three packets that are shared, as of a method with a model for each group of clients: A, B, C, A."""
+def test_worker_keeps_the_packets_of_the_current_round_only() -> None:
+    """Clients can share packets, as in a method with one model per group. Four clients get 1, 2, 3, 1."""
     setup = small()
     method, server, worker = setup.config.selected_method(), setup.server(), local._Worker(setup)
     _, requests = method.server_round(Round(1, (0,), range(1)), method.initial_state(server), server)
@@ -146,20 +147,20 @@ def test_a_worker_keeps_every_packet_of_a_round_and_none_of_the_last() -> None:
         worker.process.kill()
 
 
-def test_clients_that_only_listen_do_not_count_for_min_replies() -> None:
-    """Four train, one listens; nobody who trains comes back."""
+def test_clients_that_do_not_train_do_not_count_for_min_replies() -> None:
+    """Four clients train, and all of their replies are lost. The fifth only updates its ensemble."""
 
-    class Deaf(LocalEngine):
+    class LosesTraining(LocalEngine):
         def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:
             for reply in super().exchange(requests):
                 trains = requests[reply.client].trains
                 yield Reply(reply.client, Packet(), problem=Problem("gone")) if trains else reply
 
     with pytest.raises(UserError, match=r"Round 1: only 0 of 4 clients sent a usable reply"):
-        final(small(), Deaf(small()))
+        final(small(), LosesTraining(small()))
 
 
-def test_clients_get_no_labels_and_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_have_no_labels_and_use_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     setup, seen, threads = small(rounds=1), [], torch.get_num_threads()
     original = FedSEAL.client_round
 
@@ -183,7 +184,7 @@ def test_only_the_cohort_trains_and_no_packet_has_a_row_per_image() -> None:
                 yield reply
 
     final(setup, Watching(setup))
-    assert len(sent) == 5  # scope "all": who is not sampled updates the ensemble
+    assert len(sent) == 5  # scope "all": clients that are not sampled update their ensemble
     assert sum(bool(request.scalars["train"]) for request, _ in sent) == 2
     assert sum("model" in reply.tensors for _, reply in sent) == 2
     for packet in (packet for pair in sent for packet in pair):

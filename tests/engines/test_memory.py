@@ -1,4 +1,4 @@
-"""A client's memory: bytes that follow the client's images, and the file that keeps them."""
+"""A client's memory: its rows follow the client's images, and a file stores it."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from fedseal.models import build_network
 
 
 def pictures(*values: int) -> Tensor:
-    """One image of one colour per value."""
+    """One image of a single colour per value."""
     return torch.tensor(values, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 8, 8).contiguous()
 
 
@@ -39,7 +39,7 @@ def request(t: int) -> Packet:
     return Packet(scalars={"t": t})
 
 
-def test_a_memory_is_read_back_bit_for_bit(tmp_path: Path) -> None:
+def test_memory_is_read_back_bit_for_bit(tmp_path: Path) -> None:
     file = MemoryFile(tmp_path / "new" / "run")
     assert file.read() == b"" and memory.read(b"") == Packet()
     file.write(memory.write(remembered(0.1, 0.2, 0.3), pictures(1, 2, 3)))
@@ -58,26 +58,26 @@ def test_rows_follow_images_by_content() -> None:
     assert torch.equal(same.data.pixels, pictures(3, 9, 1))
 
 
-def test_a_repeated_round_uses_the_images_that_it_used_before() -> None:
+def test_repeated_round_uses_only_images_that_it_used_before() -> None:
     stored = memory.write(remembered(0.1, 0.2, 0.3), pictures(1, 2, 3))
     packet, fewer = memory.align(stored, request(7), client(3, 9, 1))
     assert torch.equal(fewer.data.pixels, pictures(3, 1))
     assert packet.tensors["images"]["count"].tolist() == [3, 1]
 
 
-def test_equal_images_have_different_rows() -> None:
+def test_equal_images_keep_separate_rows() -> None:
     before, now = memory.hash_images(pictures(5, 5, 6)), memory.hash_images(pictures(5, 6, 5, 5))
     assert memory.match_rows(before, now).tolist() == [0, 2, 1, -1]
 
 
 def damaged() -> dict[str, bytes]:
-    """Memories that cannot be used; the last one has fewer hashes than rows."""
+    """Unusable memories; the last one has fewer hashes than rows."""
     rows = memory.write(remembered(0.1, 0.2), pictures(1))
     return {"empty": b"", "garbage": b"garbage", "long garbage": b"\xff" * 100, "rows are missing": rows}
 
 
 @pytest.mark.parametrize("name", damaged())
-def test_a_damaged_memory_is_reported_and_starts_afresh(
+def test_damaged_memory_is_reported_and_starts_afresh(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "run").write_bytes(damaged()[name])
@@ -87,20 +87,21 @@ def test_a_damaged_memory_is_reported_and_starts_afresh(
     assert packet == Packet() and len(same.data) == 1
 
 
-def test_a_memory_that_cannot_be_read_now_is_not_overwritten(tmp_path: Path) -> None:
+def test_memory_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    """Starting afresh would overwrite it."""
     (tmp_path / "run").mkdir()
     with pytest.raises(IsADirectoryError):
         MemoryFile(tmp_path / "run").read()
 
 
-def test_a_memory_without_rows_is_read_back_unchanged() -> None:
+def test_memory_without_rows_is_read_back_unchanged() -> None:
     plain = Packet({"bias": {"b": torch.ones(2)}}, {"t": 3})
     for images in ((1, 2), (1, 2, 9)):
         packet, same = memory.align(memory.write(plain, pictures(1, 2)), request(3), client(*images))
         assert packet.to_bytes() == plain.to_bytes() and len(same.data) == len(images)
 
 
-def test_a_memory_without_hashes_is_read_back_unchanged(tmp_path: Path) -> None:
+def test_memory_without_hashes_is_read_back_unchanged(tmp_path: Path) -> None:
     """In a simulation the images never change, so the memory has no hashes."""
     (tmp_path / "0").write_bytes(memory.write(remembered(0.1, 0.2)))
     packet, same = memory.align(MemoryFile(tmp_path / "0").read(), request(8), client(1, 2))

@@ -1,4 +1,4 @@
-"""What holds for every method: labels, resume and both engines, on a small real federation."""
+"""Properties of every method on a small federation of real images: labels, resume and both engines."""
 
 import gc
 import types
@@ -20,7 +20,7 @@ from fedseal.methods import METHODS
 from fedseal.run_setup import RunSetup
 from fedseal.training.train import train
 
-# With untrained networks: thresholds that let clients learn, and helpers from round 2 on.
+# Low thresholds, so that clients learn with an almost untrained network; FedMatch's helpers from round 2 on.
 EASY: dict[str, Any] = {
     "rounds": 3,
     "cohort": 2,
@@ -39,9 +39,9 @@ def settings(method: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Three rounds of a method, not interrupted, without workers."""
-    folder, done = tmp_path_factory.mktemp("whole"), set[str]()
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Returns the folder of an uninterrupted run of a method, without workers; each method runs once."""
+    folder, done = tmp_path_factory.mktemp("uninterrupted"), set[str]()
 
     def run(method: str) -> Path:
         if method not in done:
@@ -53,8 +53,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_only_fedavg_sl_can_reach_clients_labels(method: str) -> None:
-    """No tensor or array that is reachable from a client holds its labels."""
+def test_only_fedavg_sl_can_access_the_labels_of_clients(method: str) -> None:
+    """For all other methods, no tensor or array that is reachable from a client contains its labels."""
     config = load_config("fmnist-lenet", settings(method))
     setup = RunSetup(config, load_federation(config.data, config.seed))
     client = setup.client(0, setup.network(), LabelAudit().record)
@@ -66,55 +66,53 @@ def test_only_fedavg_sl_can_reach_clients_labels(method: str) -> None:
 
 
 def reachable(root: object) -> list[object]:
-    """Everything below an object: attributes, items, what functions close over and methods are bound to."""
+    """All objects reachable from `root` through attributes, items, closures and bound methods."""
     seen: dict[int, object] = {}
     queue = [root]
     while queue:
-        found = queue.pop()
-        if id(found) in seen or isinstance(found, types.ModuleType | type):
+        item = queue.pop()
+        if id(item) in seen or isinstance(item, types.ModuleType | type):
             continue
-        seen[id(found)] = found
-        if not isinstance(found, torch.Tensor | np.ndarray):
-            queue += [
-                x for x in gc.get_referents(found) if not isinstance(x, dict) or "__builtins__" not in x
-            ]
+        seen[id(item)] = item
+        if not isinstance(item, torch.Tensor | np.ndarray):
+            queue += [x for x in gc.get_referents(item) if not isinstance(x, dict) or "__builtins__" not in x]
     return list(seen.values())
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_resumed_run_ends_the_same(method: str, whole: Any, tmp_path: Path) -> None:
+def test_resumed_run_gives_the_same_weights(method: str, uninterrupted: Any, tmp_path: Path) -> None:
     for rounds in (1, 3):
         train("fmnist-lenet", out=tmp_path / "run", resume=True, options=settings(method, rounds=rounds))
-    assert same_weights(tmp_path / "run", whole(method))
+    assert same_weights(tmp_path / "run", uninterrupted(method))
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_flower_gives_the_same_weights(method: str, whole: Any, tmp_path: Path) -> None:
+def test_flower_gives_the_same_weights(method: str, uninterrupted: Any, tmp_path: Path) -> None:
     pytest.importorskip("flwr")
     keys = settings(method, **{"engine.name": "flower", "engine.workers": 1})
     train("fmnist-lenet", out=tmp_path / "run", options=keys)
-    assert same_weights(tmp_path / "run", whole(method))
+    assert same_weights(tmp_path / "run", uninterrupted(method))
 
 
 @pytest.mark.parametrize("method", sorted(METHODS.keys() - {"server-sl"}))
-def test_clients_learn_something_and_a_round_without_replies_does_no_harm(method: str) -> None:
+def test_client_changes_the_model_and_a_round_without_replies_keeps_it_valid(method: str) -> None:
     config = load_config("fmnist-lenet", settings(method))
     setup = RunSetup(config, load_federation(config.data, config.seed))
     chosen, server, model = config.selected_method(), setup.server(), setup.network()
     current = Round(1, (0, 1), range(3))
     state, requests = chosen.server_round(current, chosen.initial_state(server), server)
     reply, _ = chosen.client_round(requests[0], Packet(), setup.client(0, model))
-    sent, back = requests[0].tensors[chosen.uploads], reply.tensors[chosen.uploads]
-    assert weights.same_layout(back, sent) and weights.all_finite(back)
-    assert any(not torch.equal(back[name], sent[name]) for name in sent)
+    sent, received = requests[0].tensors[chosen.uploads], reply.tensors[chosen.uploads]
+    assert weights.same_layout(received, sent) and weights.all_finite(received)
+    assert any(not torch.equal(received[name], sent[name]) for name in sent)
 
-    alone = chosen.collect(current, state, {}, server)
-    assert weights.all_finite(alone.tensors["average"])
-    assert weights.same_layout(alone.tensors["average"], state.tensors["model"])
+    without_replies = chosen.collect(current, state, {}, server)
+    assert weights.all_finite(without_replies.tensors["average"])
+    assert weights.same_layout(without_replies.tensors["average"], state.tensors["model"])
 
 
 @pytest.mark.parametrize("method", ["fedmatch", "fedrgd"])
-def test_batch_norm_is_refused_where_it_does_not_fit(method: str, tmp_path: Path) -> None:
+def test_fedmatch_and_fedrgd_refuse_batch_norm(method: str, tmp_path: Path) -> None:
     keys = settings(method, **{"model.name": "resnet18", "model.norm": "batch", "model.width": 8})
     with pytest.raises(UserError, match=r"set model\.norm to 'group' or 'none'"):
         train("fmnist-lenet", out=tmp_path / "run", options=keys)

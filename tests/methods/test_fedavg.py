@@ -21,7 +21,7 @@ def make(method: str, **changes: Any) -> RunSetup:
 
 
 def test_fedavg_sl_is_standard_fedavg() -> None:
-    """The server only averages; a client makes the very steps of supervised learning on its own labels."""
+    """The server only averages, and a client takes the same steps as supervised training on its labels."""
     setup = make("fedavg-sl")
     method, server, model = setup.config.selected_method(), setup.server(), setup.network()
     state = method.initial_state(server)
@@ -41,8 +41,8 @@ def test_fedavg_sl_is_standard_fedavg() -> None:
         assert all(torch.equal(end.tensors[group][name], value) for name, value in mean.items())
 
 
-def test_fedavg_sl_can_have_a_servers_step() -> None:
-    """Then w^t is what the server's labels make of the average, and the round ends with the clients' mean."""
+def test_fedavg_sl_with_a_server_step() -> None:
+    """The server trains the average on its labels, which gives w^t; the round ends with the clients' mean."""
     setup = make("fedavg-sl", **{"fedavg-sl.server_step": True})
     method, server, model = setup.config.selected_method(), setup.server(), setup.network()
     state, current = method.initial_state(server), Round(1, (0,), range(3))
@@ -58,8 +58,8 @@ def test_fedavg_sl_can_have_a_servers_step() -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg-fixmatch", "fedavg-uda"])
-def test_a_client_minimises_its_methods_loss(method: str) -> None:
-    """One step over one batch equals a step made by hand with the loss function."""
+def test_client_minimises_the_loss_of_its_method(method: str) -> None:
+    """One step on one batch equals a step that the test takes with the loss function."""
     changes = {"client.batch": 40, f"{method}.threshold": 0.05}
     setup = make(method, **changes)
     chosen, model = setup.config.selected_method(), setup.network()
@@ -70,10 +70,10 @@ def test_a_client_minimises_its_methods_loss(method: str) -> None:
     assert memory == Packet()
 
     def loss(net: torch.nn.Module, weak: torch.Tensor, strong: torch.Tensor) -> torch.Tensor:
-        seen = net(weak).detach()
+        weak_logits = net(weak).detach()
         if method == "fedavg-uda":
-            return uda_loss(seen, net(strong), 0.05, 0.4)
-        return fixmatch_loss(seen, net(strong), 0.05)
+            return uda_loss(weak_logits, net(strong), 0.05, 0.4)
+        return fixmatch_loss(weak_logits, net(strong), 0.05)
 
     batches = list(two_view_batches(client, client.rng(3, "batches")))
     assert [tuple(view.shape) for view in batches[0]] == [(40, 1, 28, 28)] * 2
@@ -82,7 +82,7 @@ def test_a_client_minimises_its_methods_loss(method: str) -> None:
     assert any(not torch.equal(start[name], value) for name, value in expected.items())
 
 
-def test_nothing_confident_nothing_learnt() -> None:
+def test_client_without_confident_images_returns_the_model() -> None:
     setup = make("fedavg-fixmatch", **{"fedavg-fixmatch.threshold": 1.0})
     model = setup.network()
     start = weights.get_weights(model)
@@ -94,7 +94,7 @@ def test_nothing_confident_nothing_learnt() -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg-fixmatch", "fedavg-uda"])
-def test_the_server_trains_the_average_as_in_fedseal(method: str) -> None:
+def test_server_trains_the_average_as_in_fedseal(method: str) -> None:
     setup = make(method)
     server, chosen = setup.server(), setup.config.selected_method()
     state = chosen.initial_state(server)
@@ -102,17 +102,17 @@ def test_the_server_trains_the_average_as_in_fedseal(method: str) -> None:
     expected = train_supervised(server, state.tensors["average"], 1, stream="rounds")
     assert list(requests) == [1]
     assert all(torch.equal(after.tensors["model"][name], value) for name, value in expected.items())
-    lost = chosen.collect(Round(1, (1,), range(3)), after, {}, server)
-    assert lost.tensors["average"] is after.tensors["model"]
+    without_replies = chosen.collect(Round(1, (1,), range(3)), after, {}, server)
+    assert without_replies.tensors["average"] is after.tensors["model"]
 
 
-def test_views_show_every_image_once_an_epoch_and_are_new_each_time() -> None:
+def test_two_view_batches_contain_every_image_once_per_epoch_in_a_new_order() -> None:
     setup = make("fedavg-fixmatch", **{"client.epochs": 2, "augment.shift": 0, "augment.flip": "false"})
     client = setup.client(0, setup.network())
     weak = torch.cat([w for w, _ in two_view_batches(client, client.rng(1, "x"))])
     strong = torch.cat([s for _, s in two_view_batches(client, client.rng(1, "x"))])
-    own = sorted(image.numpy().tobytes() for image in client.data.pixels.float())
-    for epoch in (weak[:40], weak[40:]):  # weak does nothing here: the images themselves
-        assert sorted(image.numpy().tobytes() for image in epoch) == own
+    originals = sorted(image.numpy().tobytes() for image in client.data.pixels.float())
+    for epoch in (weak[:40], weak[40:]):  # with these settings, the weak augmentation changes nothing
+        assert sorted(image.numpy().tobytes() for image in epoch) == originals
     assert not torch.equal(weak[:40], weak[40:])
     assert not torch.equal(weak, strong)

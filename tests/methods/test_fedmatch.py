@@ -1,4 +1,4 @@
-"""FedMatch's rules with numbers derived by hand, and its rounds on a small federation."""
+"""FedMatch: its losses with hand-derived numbers, and its rounds on a small federation."""
 
 import math
 from typing import Any
@@ -30,9 +30,9 @@ def close(a: weights.Tensors, b: weights.Tensors, tolerance: float = 1e-6) -> bo
     return a.keys() == b.keys() and all(torch.allclose(a[k], b[k], atol=tolerance) for k in a)
 
 
-def test_votes() -> None:
-    """Three classes, the model's own vote first. 2, 2, 0 → 2; 1, 0, 0 → 0; all different: 2, 1, 0 → the first
-    class, 0. Without helpers the model's own vote counts."""
+def test_labels_are_a_majority_vote() -> None:
+    """The model votes first, then its two helpers. Votes 2, 2, 0 give class 2, and 1, 0, 0 give class 0. The
+    votes 2, 1, 0 are a tie, which the lowest class wins. Without helpers only the model votes."""
     logits = torch.tensor([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     eye = torch.eye(3)
     helped = torch.stack([eye[[2, 0]], eye[[0, 0]], eye[[1, 0]]])
@@ -40,8 +40,8 @@ def test_votes() -> None:
     assert agreed_labels(logits, torch.zeros(3, 0, 3)).tolist() == [2, 1, 2]
 
 
-def test_consistency() -> None:
-    """One image, two classes; the model says (1/2, 1/2). Helper (1, 0): KL = ln 2. Helper (3/4, 1/4):
+def test_consistency_loss() -> None:
+    """One image, two classes; the model predicts (1/2, 1/2). Helper (1, 0): KL = ln 2. Helper (3/4, 1/4):
     ¾ ln(3/2) + ¼ ln(1/2). The loss is the mean of both."""
     logits = torch.zeros(1, 2, requires_grad=True)
     helped = torch.tensor([[[1.0, 0.0], [0.75, 0.25]]])
@@ -60,16 +60,19 @@ def test_regularisation() -> None:
     assert method.regularisation(w, sigma).item() == pytest.approx(2 * 1.5 + 4 * 9.25)
 
 
-def test_helpers_are_the_nearest_by_their_outputs() -> None:
+def test_helpers_are_the_clients_with_the_nearest_outputs() -> None:
     outputs = {str(k): torch.tensor([float(v), 0.0]) for k, v in {0: 0, 1: 5, 2: 1, 7: -2, 9: 2}.items()}
-    assert nearest(0, outputs, 2) == [2, 7]  # distances 1 and 2; 9 is as near as 7, and comes after it
+    assert nearest(0, outputs, 2) == [
+        2,
+        7,
+    ]  # distances 1 and 2; client 9 also has distance 2, but comes after 7
     assert nearest(1, outputs, 1) == [9]
-    assert nearest(3, outputs, 2) == []  # it has not replied yet
+    assert nearest(3, outputs, 2) == []  # client 3 has not replied yet
     assert nearest(0, {"0": torch.zeros(2)}, 2) == []
 
 
-def test_weights_are_taken_apart_and_put_together() -> None:
-    """w = σ + ψ before and after the server's step, in which ψ stays; inputs' normalisation is in σ alone."""
+def test_weights_are_the_sum_of_sigma_and_psi() -> None:
+    """w = σ + ψ before and after the server's step, which keeps ψ. Only σ has the input normalisation."""
     setup, method = make()
     server = setup.server()
     before = method.initial_state(server)
@@ -88,8 +91,8 @@ def test_weights_are_taken_apart_and_put_together() -> None:
     assert not close(sent["sigma"], before.tensors["sigma"], 1e-4)
 
 
-def test_a_client_trains_psi_alone_down_its_loss() -> None:
-    """One step over one batch: ψ moves by −lr · ∂L/∂ψ, the gradient taken with σ held."""
+def test_client_trains_only_psi() -> None:
+    """One step on one batch changes ψ by −lr · ∂L/∂ψ, with σ held fixed."""
     setup, method = make(client__batch=40)
     server, client = setup.server(), setup.client(0, setup.network())
     _, requests = method.server_round(Round(1, (0,), range(3)), method.initial_state(server), server)
@@ -109,10 +112,12 @@ def test_a_client_trains_psi_alone_down_its_loss() -> None:
     helped = run(helper, client.data.pixels).softmax(dim=1).unsqueeze(1).detach()
     plain, strong, helped = next(method.client_batches(client, 1, helped))
     logits = run(leaves, plain)
-    sure = logits.softmax(dim=1).amax(dim=1) >= 0.1
-    assert bool(sure.any())
-    loss = 0.01 * positive_loss(run(leaves, strong[sure]), agreed_labels(logits[sure], helped[sure]))
-    loss = loss + 0.01 * consistency_loss(logits[sure], helped[sure])
+    confident = logits.softmax(dim=1).amax(dim=1) >= 0.1
+    assert bool(confident.any())
+    loss = 0.01 * positive_loss(
+        run(leaves, strong[confident]), agreed_labels(logits[confident], helped[confident])
+    )
+    loss = loss + 0.01 * consistency_loss(logits[confident], helped[confident])
     loss = loss + sum(
         1e-5 * leaf.abs().sum() + 10 * (sigma[name] - leaf).square().sum() for name, leaf in leaves.items()
     )
@@ -122,7 +127,7 @@ def test_a_client_trains_psi_alone_down_its_loss() -> None:
     assert not close(reply.tensors["psi"], psi, 1e-5)
 
 
-def test_psi_is_averaged_and_helpers_come_every_second_round() -> None:
+def test_psi_is_averaged_and_helpers_are_sent_every_second_round() -> None:
     setup, method = make()
     server, cohort = setup.server(), Round(1, (0, 1, 2), range(3))
     state, requests = method.server_round(cohort, method.initial_state(server), server)
@@ -145,15 +150,15 @@ def test_psi_is_averaged_and_helpers_come_every_second_round() -> None:
     assert list(third[0].tensors) == ["sigma", "psi"]
 
 
-def test_momentum_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    for momentum, said in ((0.0, 0), (0.9, 1)):
+def test_momentum_gives_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    for momentum, warnings in ((0.0, 0), (0.9, 1)):
         setup, method = make(server__momentum=momentum)
         method.check(setup.server())
-        assert len(caplog.records) == said
+        assert len(caplog.records) == warnings
     assert "FedMatch may not learn with momentum: set server.momentum" in caplog.text
 
 
-def test_a_reply_without_psi_is_left_out() -> None:
+def test_reply_without_psi_is_unusable() -> None:
     psi = {"w": torch.zeros(2)}
     request = Packet({"sigma": psi, "psi": psi}, {"train": True})
     assert find_problem(Packet({"psi": psi}), request, FedMatch.uploads) == ""
@@ -163,7 +168,7 @@ def test_a_reply_without_psi_is_left_out() -> None:
     )
 
 
-def test_noise_is_the_same_every_time_and_like_pixels() -> None:
+def test_noise_is_deterministic_and_in_the_range_of_pixels() -> None:
     setup, method = make()
     noise = method.noise(setup.server())
     assert torch.equal(noise, method.noise(setup.server())) and noise.shape == (1, 1, 28, 28)

@@ -1,4 +1,4 @@
-"""FedRGD: averaging in groups with hand-derived numbers, and who trains from what."""
+"""FedRGD: averaging in groups, with hand-derived numbers, and the model that a round starts from."""
 
 from typing import Any
 
@@ -24,22 +24,22 @@ def make(**changes: Any) -> tuple[RunSetup, FedRGD]:
     return RunSetup(config, load_federation(config.data, config.seed)), method
 
 
-def test_groups_are_averaged_with_the_server_and_then_together() -> None:
-    """Server 12; groups {0: 0, 1: 3} and {2: 6}: (12 + 0 + 3)/3 = 5 and (12 + 6)/2 = 9, together 7."""
+def test_groups_are_averaged_with_the_server_and_then_with_each_other() -> None:
+    """Server 12; groups {0: 0, 1: 3} and {2: 6}: (12 + 0 + 3)/3 = 5 and (12 + 6)/2 = 9, with mean 7."""
     models = {0: model(0), 1: model(3), 2: model(6)}
     assert grouped_mean(model(12), models, [[0, 1], [2]])["w"].item() == 7
     assert grouped_mean(model(12), models, [[1, 0], [2]])["w"].item() == 7
 
 
-def test_the_server_weighs_s_of_k_plus_s() -> None:
-    """Four clients at 0 in two groups, the server at 3: 3 · 2/(4 + 2) = 1. In one group: 3/5."""
+def test_server_has_the_weight_s_of_k_plus_s() -> None:
+    """K = 4 clients at 0 in S = 2 groups and the server at 3 give 3 · 2/(4 + 2) = 1. One group gives 3/5."""
     models = {k: model(0) for k in range(4)}
     assert grouped_mean(model(3), models, [[0, 3], [1, 2]])["w"].item() == 1
     assert grouped_mean(model(3), models, [[0, 1, 2, 3]])["w"].item() == torch.tensor(3 / 5).item()
 
 
-def test_a_group_that_nobody_answers_from_is_the_servers_model() -> None:
-    """Server 12; {0: 0} gives 6, the other group 12: together 9."""
+def test_group_without_replies_counts_as_the_model_of_the_server() -> None:
+    """Server 12; the group {0: 0} gives 6 and the group without replies 12, with mean 9."""
     assert grouped_mean(model(12), {0: model(0)}, [[0], [1, 2]])["w"].item() == 9
 
 
@@ -50,21 +50,21 @@ def test_server_and_clients_start_from_the_same_model() -> None:
     state, requests = method.server_round(current, start, server)
     w = start.tensors["average"]
     assert all(torch.equal(requests[k].tensors["model"][n], v) for k in range(3) for n, v in w.items())
-    own = train_supervised(server, w, 1, stream="rounds")
-    assert all(torch.equal(state.tensors["server"][n], v) for n, v in own.items())
+    trained = train_supervised(server, w, 1, stream="rounds")
+    assert all(torch.equal(state.tensors["server"][n], v) for n, v in trained.items())
 
-    ended = method.collect(current, state, {}, server)  # nobody answers: the server's own model
-    assert all(torch.equal(ended.tensors["model"][n], v) for n, v in own.items())
-    assert ended.tensors["model"] is ended.tensors["average"] and "server" not in ended.tensors
+    after = method.collect(current, state, {}, server)  # without replies: the model of the server
+    assert all(torch.equal(after.tensors["model"][n], v) for n, v in trained.items())
+    assert after.tensors["model"] is after.tensors["average"] and "server" not in after.tensors
 
 
-def test_groups_are_dealt_anew_each_round_and_hold_everybody_once() -> None:
-    """Client k's weights are 10^k, the server's 0, in groups of 2 and 1 with the server: the client that is
-    alone weighs ¼, the other two ⅙ each. All of the three are alone in some round."""
+def test_groups_are_drawn_in_every_round_and_contain_every_client_once() -> None:
+    """Client k's weight is 10^k and the server's is 0. One group has two clients and one has a single client.
+    The single client has the share ¼, the others have ⅙ each. Each client is the single one at some time."""
     setup, method = make()
     server = setup.server()
     zero = {"w": torch.zeros(1, dtype=torch.float64)}
-    alone = set()
+    single = set()
     for t in range(1, 30):
         current, state = Round(t, (0, 1, 2), range(3)), Packet({"server": zero, "average": zero})
         replies = {
@@ -72,5 +72,5 @@ def test_groups_are_dealt_anew_each_round_and_hold_everybody_once() -> None:
         }
         value = method.collect(current, state, replies, server).tensors["average"]["w"].item()
         shares = {k: 111 / 6 + 10**k / 12 for k in range(3)}
-        alone |= {k for k, share in shares.items() if abs(share - value) < 1e-9}
-    assert alone == {0, 1, 2}
+        single |= {k for k, share in shares.items() if abs(share - value) < 1e-9}
+    assert single == {0, 1, 2}

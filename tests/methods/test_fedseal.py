@@ -1,7 +1,7 @@
-"""FedSEAL on a federation small enough to check by hand: who is sent what, who remembers and learns what.
+"""FedSEAL on a federation that is small enough to check by hand: requests, ensembles, batches and steps.
 
-Where a test needs certain D⁺ and D⁻, it hands the client a memory of the very round of the request: the
-client then takes its p̄ as it is (Eq. 8 is done once a round), and everything after Eq. 8 can be foreseen.
+Where a test needs a given D⁺ and D⁻, it passes a memory that already includes the round of the request. The
+client applies Eq. 8 once per round, so it then uses the p̄ of that memory unchanged.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from fedseal.weights import Tensors
 
 CLASSES = ("a", "b", "c", "d")
 PER_CLIENT = 15
-STILL = {"flip": False, "shift": 0, "n": 0}  # an augmentation that changes nothing
+NO_AUGMENTATION = {"flip": False, "shift": 0, "n": 0}
 
 
 def make_setup(
@@ -38,7 +38,7 @@ def make_setup(
     client: dict[str, object] | None = None,
     augment: dict[str, object] | None = None,
 ) -> RunSetup:
-    """12 labelled images, 8 for validation, and clients with 15, 15, 15 and no images, all of noise."""
+    """12 labelled and 8 validation images, and clients with 15, 15, 15 and 0 images, all of them noise."""
     random = np.random.default_rng(0)
     total = 20 + 3 * PER_CLIENT
     pixels = random.integers(0, 256, (total, 1, 12, 12)).astype(np.uint8)
@@ -71,7 +71,7 @@ def make_client(setup: RunSetup, k: int = 0) -> tuple[Participant, LabelAudit]:
 
 
 def model(setup: RunSetup, seed: int = 0) -> Tensors:
-    """w^t of some round: the initial weights, moved, so that confidences differ from image to image."""
+    """The initial weights plus noise, so that confidences differ between images."""
     draw = torch.Generator().manual_seed(seed)
     start = weights.get_weights(setup.network())
     return {
@@ -86,7 +86,8 @@ def request(w: Tensors, tau: list[float], t: int = 1, weight: float = 0.5) -> Pa
     )
 
 
-def listen(w: Tensors, t: int = 1) -> Packet:
+def update_request(w: Tensors, t: int = 1) -> Packet:
+    """The request to a client that is not sampled: it only updates its ensemble."""
     return Packet({"model": w}, {"t": t, "lambda": 0.5, "train": False})
 
 
@@ -95,7 +96,7 @@ def remembered(mean: Tensor, t: int = 1) -> Packet:
 
 
 def rows_of(plus: int, minus: int, neither: int) -> Tensor:
-    """p̄ of images that τ = 0.8 and θ = 0.1 put into D⁺, into D⁻ and into neither, in turns."""
+    """p̄ of images that τ = 0.8 and θ = 0.1 assign to D⁺, to D⁻ and to neither, in random order."""
     kinds = [[0.85, 0.05, 0.05, 0.05]] * plus + [[0.5, 0.4, 0.05, 0.05]] * minus
     kinds += [[0.3, 0.3, 0.2, 0.2]] * neither
     order = torch.randperm(len(kinds), generator=torch.Generator().manual_seed(1))
@@ -109,8 +110,8 @@ def equal(a: Tensors, b: Tensors) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a | b)
 
 
-class Notes:
-    """Records the labels that the method gives, in place of a simulation's audit."""
+class RecordedLabels:
+    """Records the labels that the method gives, in place of `LabelAudit`."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[int]] = {}
@@ -129,8 +130,8 @@ def bootstrapped(setup: RunSetup) -> list[PreparationStep]:
     return list(method(setup).prepare(method(setup).initial_state(server), server))
 
 
-def test_bootstrapping_is_server_sl() -> None:
-    """6 epochs at 2 a round are three rounds of Server-SL, to the bit."""
+def test_bootstrapping_equals_server_sl() -> None:
+    """6 epochs with 2 per round equal three rounds of Server-SL to the bit."""
     setup = make_setup({"bootstrap_epochs": 6})
     alone, server = ServerSL(), setup.server()
     state = alone.initial_state(server)
@@ -142,8 +143,8 @@ def test_bootstrapping_is_server_sl() -> None:
     assert not equal(w0.tensors["model"], weights.get_weights(setup.network()))
 
 
-def test_bootstrapping_stops_within_a_round() -> None:
-    """5 epochs at 2 a round: two rounds of Server-SL and one epoch of the third."""
+def test_bootstrapping_can_end_within_a_round() -> None:
+    """5 epochs with 2 per round are two rounds of Server-SL and one epoch of the third."""
     setup = make_setup({"bootstrap_epochs": 5})
     server = setup.server()
     w = weights.get_weights(server.model)
@@ -152,13 +153,13 @@ def test_bootstrapping_stops_within_a_round() -> None:
     steps = bootstrapped(setup)
     assert [(step.done, step.total) for step in steps] == [(2, 5), (4, 5), (5, 5)]
     assert equal(steps[-1].state.tensors["model"], w)
-    for number, step in enumerate(steps):  # from the file of any step it goes on to the same end
+    for number, step in enumerate(steps):  # resumed from any saved step, it ends the same
         rest = list(method(setup).prepare(Packet.from_bytes(step.state.to_bytes()), setup.server()))
         assert len(rest) == 2 - number
         assert not rest or equal(rest[-1].state.tensors["average"], w)
 
 
-def test_without_bootstrapping_the_start_is_random() -> None:
+def test_without_bootstrapping_the_first_round_starts_from_random_weights() -> None:
     setup = make_setup({"bootstrap_epochs": 0})
     state = method(setup).initial_state(setup.server())
     assert bootstrapped(setup) == []
@@ -175,8 +176,8 @@ def server_round(
     return method(setup).server_round(Round(t, cohort, range(4)), state, setup.server())
 
 
-def test_the_server_trains_the_clients_average() -> None:
-    """w^t starts from w̄, not from the global model of the round before."""
+def test_server_trains_the_average_of_the_clients() -> None:
+    """w^t starts from w̄, not from the global model of the previous round."""
     setup = make_setup()
     state, requests = server_round(setup, t=3)
     expected = train_supervised(setup.server(), model(setup, 2), 3, stream="rounds")
@@ -186,7 +187,7 @@ def test_the_server_trains_the_clients_average() -> None:
 
 @pytest.mark.parametrize("threshold", ["true-count", "predicted-count"])
 def test_thresholds_are_eq_5_on_the_validation_images(threshold: paper.Denominator) -> None:
-    """Summed up here once more, image by image: 8 of them, 2 of each class."""
+    """Recomputed image by image from the 8 validation images, 2 of each class."""
     setup = make_setup({"threshold": threshold})
     state, requests = server_round(setup)
     server = setup.server()
@@ -204,13 +205,13 @@ def test_thresholds_are_eq_5_on_the_validation_images(threshold: paper.Denominat
     assert_close(requests[0].tensors["thresholds"]["tau"], expected)
 
 
-def test_a_fixed_threshold() -> None:
+def test_fixed_threshold() -> None:
     _, requests = server_round(make_setup({"threshold": "fixed", "tau": 0.7}))
     assert_close(requests[0].tensors["thresholds"]["tau"], torch.full((4,), 0.7))
 
 
 def test_lambda_follows_its_schedule() -> None:
-    """Round 2 of "multiply" from 0.4 at 0.5 a round: 0.4 · 0.25 = 0.1; from round 3 on it stays 0.05."""
+    """λ is 0.4 · 0.5² = 0.1 in round 2, 0.4 · 0.5³ = 0.05 in round 3, and constant afterwards."""
     options = {"schedule": "multiply", "positive_weight": 0.4, "schedule_rate": 0.5, "schedule_until": 3}
     for t, expected in ((2, 0.1), (3, 0.05), (9, 0.05)):
         state, requests = server_round(make_setup(options), t=t)
@@ -231,14 +232,14 @@ def test_scope_all_sends_the_model_to_everyone() -> None:
 
 
 @pytest.mark.parametrize("options", [{"scope": "sampled"}, {"scope": "all", "ensemble": False}])
-def test_only_the_cohort_is_asked(options: dict[str, object]) -> None:
-    """Where the others have nothing to remember, or are not asked to."""
+def test_only_the_cohort_gets_a_request(options: dict[str, object]) -> None:
+    """With these options, clients that are not sampled do not update an ensemble."""
     _, requests = server_round(make_setup(options), cohort=(0, 2))
     assert {k: packet.scalars["train"] for k, packet in requests.items()} == {0: True, 2: True}
 
 
-def test_no_image_or_label_travels() -> None:
-    """A packet has the model, one threshold a class and the round's numbers; a reply the model and counts."""
+def test_packets_contain_no_images_or_labels() -> None:
+    """A request has the model, one threshold per class and scalars; a reply has the model and counts."""
     setup = make_setup({"theta": 0.5})
     _, requests = server_round(setup)
     assert set(requests[0].tensors) == {"model", "thresholds"}
@@ -249,10 +250,10 @@ def test_no_image_or_label_travels() -> None:
     assert weights.same_layout(reply.tensors["model"], requests[0].tensors["model"])
 
 
-# ------------------------------------------------------------------ step 3: what a client may know
+# ------------------------------------------------------------------ step 3: labels
 
 
-def test_a_client_has_no_labels() -> None:
+def test_client_has_no_labels() -> None:
     setup = make_setup()
     client, _ = make_client(setup, 1)
     assert type(client.data) is Images and not hasattr(client, "validation")
@@ -261,11 +262,11 @@ def test_a_client_has_no_labels() -> None:
     assert client.name == setup.federation.names[1]
 
 
-def test_a_client_round_is_judged_by_the_truth() -> None:
-    """Labels of the client's images go 0, 1, 2, 3, 0, …; p̄ says class 0 of images 0 to 4 and of no other.
+def test_given_labels_are_compared_with_the_true_ones() -> None:
+    """The true labels of the client's images are 0, 1, 2, 3, 0, …; images 0 to 4 get the pseudo-label 0.
 
-    Right: images 0 and 4. Negative training: images 5, 6 and 7 (classes 1, 2, 3) are told "not class 3",
-    the only class with p̄ ≤ 0.1, which is wrong for image 7.
+    The pseudo-label is correct for images 0 and 4. Images 5, 6 and 7 (classes 1, 2, 3) get the complementary
+    label 3, the only class with p̄ ≤ 0.1, which is wrong for image 7.
     """
     setup = make_setup()
     mean = torch.tensor(
@@ -285,13 +286,13 @@ def test_a_client_round_is_judged_by_the_truth() -> None:
 # ------------------------------------------------------------------ step 3: the ensemble
 
 
-def test_memory_is_the_mean_over_the_models() -> None:
-    """Eq. 7 after three rounds, whether the client trained in them or only listened."""
+def test_memory_is_the_mean_over_all_models() -> None:
+    """Eq. 7 after three rounds, whether the client trained or only updated its ensemble."""
     setup = make_setup()
     client, _ = make_client(setup)
     history, memory = [model(setup, seed) for seed in (1, 2, 3)], Packet()
     for t, w in enumerate(history, start=1):
-        packet = listen(w, t) if t == 2 else request(w, TAU, t)
+        packet = update_request(w, t) if t == 2 else request(w, TAU, t)
         _, memory = method(setup).client_round(packet, memory, client)
         assert memory.scalars == {"t": t}
         assert memory.tensors["images"]["count"].tolist() == [t] * PER_CLIENT
@@ -303,102 +304,106 @@ def test_memory_is_the_mean_over_the_models() -> None:
 
 
 def test_missed_rounds_do_not_count() -> None:
-    """A client that hears of rounds 2 and 7 alone has the mean of those two models."""
+    """A client that receives only the models of rounds 2 and 7 has the mean of these two."""
     setup = make_setup()
     client, _ = make_client(setup)
-    _, memory = method(setup).client_round(listen(model(setup, 1), 2), Packet(), client)
-    _, memory = method(setup).client_round(listen(model(setup, 2), 7), memory, client)
+    _, memory = method(setup).client_round(update_request(model(setup, 1), 2), Packet(), client)
+    _, memory = method(setup).client_round(update_request(model(setup, 2), 7), memory, client)
     both = [predict(client, model(setup, seed), client.data) for seed in (1, 2)]
     assert memory.tensors["images"]["count"].tolist() == [2] * PER_CLIENT
     assert_close(memory.tensors["images"]["mean"], (both[0] + both[1]) / 2)
 
 
-def test_a_request_delivered_twice_changes_nothing() -> None:
-    """The reply and the memory are the same to the bit, how often ever, also through bytes."""
+def test_request_delivered_twice_changes_nothing() -> None:
+    """Reply and memory are the same to the bit after every delivery, also if the memory was serialised."""
     setup = make_setup({"theta": 0.3})
     client, _ = make_client(setup)
-    _, before = method(setup).client_round(listen(model(setup, 1), 1), Packet(), client)
-    again = request(model(setup, 2), [0.3] * 4, t=2)
-    first, memory = method(setup).client_round(again, before, client)
+    _, before = method(setup).client_round(update_request(model(setup, 1), 1), Packet(), client)
+    repeated = request(model(setup, 2), [0.3] * 4, t=2)
+    first, memory = method(setup).client_round(repeated, before, client)
     assert first.scalars["positive"] and first.scalars["negative"]
-    for known in (memory, Packet.from_bytes(memory.to_bytes()), before):  # the last: the reply got lost
-        reply, after = method(setup).client_round(again, known, client)
+    for known in (
+        memory,
+        Packet.from_bytes(memory.to_bytes()),
+        before,
+    ):  # the last: reply and memory were lost
+        reply, after = method(setup).client_round(repeated, known, client)
         assert reply.to_bytes() == first.to_bytes()
         assert after.to_bytes() == memory.to_bytes()
     assert memory.tensors["images"]["count"].tolist() == [2] * PER_CLIENT
 
 
-def test_who_only_listens_remembers_and_returns_no_model() -> None:
+def test_client_that_is_not_sampled_updates_its_memory_and_returns_no_model() -> None:
     setup = make_setup()
     client, audit = make_client(setup)
     w = model(setup)
-    reply, memory = method(setup).client_round(listen(w, 4), Packet(), client)
+    reply, memory = method(setup).client_round(update_request(w, 4), Packet(), client)
     assert reply.tensors == {} and reply.scalars == {"t": 4}
     assert torch.equal(memory.tensors["images"]["mean"], predict(client, w, client.data))
     assert memory.tensors["images"]["count"].tolist() == [1] * PER_CLIENT
     assert audit.count_correct(setup.true_labels(0)) == {}
 
 
-def test_without_ensemble_the_last_model_labels_alone() -> None:
-    """No memory is kept or read; D⁺ with τ = 0 is every image, labelled by this round's model."""
+def test_without_ensemble_the_current_model_gives_the_labels() -> None:
+    """No memory is written or read. With τ = 0, D⁺ contains every image, labelled by this round's model."""
     setup = make_setup({"ensemble": False})
     client, _ = make_client(setup)
-    notes = Notes()
-    client = replace(client, record_labels=notes)
+    recorded = RecordedLabels()
+    client = replace(client, record_labels=recorded)
     reply, memory = method(setup).client_round(request(model(setup, 1), [0.0] * 4), Packet(), client)
     assert memory == Packet()
     predicted = predict(client, model(setup, 1), client.data).argmax(dim=1).tolist()
     assert len(set(predicted)) > 1
-    assert notes.rows["positive"] == list(range(PER_CLIENT)) and notes.given["positive"] == predicted
+    assert recorded.rows["positive"] == list(range(PER_CLIENT)) and recorded.given["positive"] == predicted
     misleading = remembered(torch.tensor([[0.0, 0.0, 0.0, 1.0]]).expand(PER_CLIENT, -1))
     same, _ = method(setup).client_round(request(model(setup, 1), [0.0] * 4), misleading, client)
     assert same.to_bytes() == reply.to_bytes()
 
 
-def test_with_ensemble_the_mean_labels() -> None:
-    """The same request, but p̄ says class 3 of every image."""
+def test_with_ensemble_the_mean_gives_the_labels() -> None:
+    """The same request, but p̄ is largest for class 3 in every image."""
     setup = make_setup()
     client, _ = make_client(setup)
-    notes = Notes()
+    recorded = RecordedLabels()
     memory = remembered(torch.tensor([[0.0, 0.1, 0.2, 0.7]]).repeat(PER_CLIENT, 1))
-    client = replace(client, record_labels=notes)
+    client = replace(client, record_labels=recorded)
     method(setup).client_round(request(model(setup, 1), [0.0] * 4), memory, client)
-    assert notes.given["positive"] == [3] * PER_CLIENT
+    assert recorded.given["positive"] == [3] * PER_CLIENT
 
 
 # ------------------------------------------------------------------ step 3: D⁺ and D⁻
 
 
-def test_images_go_where_eqs_10_to_12_say() -> None:
-    """6 in D⁺, 5 in D⁻, 4 in neither; y⁻ is one of the two classes with p̄ = 0.05."""
+def test_images_are_assigned_by_eqs_10_to_12() -> None:
+    """6 images are in D⁺, 5 in D⁻ and 4 in neither; y⁻ is one of the two classes with p̄ = 0.05."""
     setup = make_setup()
     client, _ = make_client(setup)
-    notes, mean = Notes(), rows_of(6, 5, 4)
-    client = replace(client, record_labels=notes)
+    recorded, mean = RecordedLabels(), rows_of(6, 5, 4)
+    client = replace(client, record_labels=recorded)
     reply, _ = method(setup).client_round(request(model(setup), TAU), remembered(mean), client)
     assert reply.scalars == {"t": 1, "positive": 6, "negative": 5}
-    assert notes.rows["positive"] == [i for i, row in enumerate(mean.tolist()) if row[0] > 0.8]
-    assert notes.given["positive"] == [0] * 6
-    assert notes.rows["negative"] == [i for i, row in enumerate(mean.tolist()) if 0.45 < row[0] < 0.6]
-    assert set(notes.given["negative"]) == {2, 3}
+    assert recorded.rows["positive"] == [i for i, row in enumerate(mean.tolist()) if row[0] > 0.8]
+    assert recorded.given["positive"] == [0] * 6
+    assert recorded.rows["negative"] == [i for i, row in enumerate(mean.tolist()) if 0.45 < row[0] < 0.6]
+    assert set(recorded.given["negative"]) == {2, 3}
 
 
-def test_complementary_labels_are_drawn_anew_each_round() -> None:
+def test_complementary_labels_are_drawn_in_every_round() -> None:
     setup = make_setup()
     client, _ = make_client(setup)
     mean = rows_of(0, PER_CLIENT, 0)
     drawn = []
     for t in (1, 2):
-        notes = Notes()
-        at = replace(client, record_labels=notes)
-        method(setup).client_round(request(model(setup), TAU, t), remembered(mean, t), at)
-        drawn.append(notes.given["negative"])
+        recorded = RecordedLabels()
+        client = replace(client, record_labels=recorded)
+        method(setup).client_round(request(model(setup), TAU, t), remembered(mean, t), client)
+        drawn.append(recorded.given["negative"])
     assert drawn[0] != drawn[1]
 
 
 @pytest.mark.parametrize("batches", ["joint", "paired"])
-def test_with_both_sets_empty_the_model_comes_back_as_it_went(batches: str) -> None:
-    """θ = 0 lets no class in (softmax is never 0 here) and τ = 1.5 no image."""
+def test_with_both_sets_empty_the_model_is_returned_unchanged(batches: str) -> None:
+    """θ = 0 admits no complementary label (softmax is never 0 here), and τ = 1.5 no pseudo-label."""
     setup = make_setup({"theta": 0.0, "threshold": "fixed", "tau": 1.5, "batches": batches})
     state, requests = server_round(setup)
     client, audit = make_client(setup)
@@ -409,7 +414,7 @@ def test_with_both_sets_empty_the_model_comes_back_as_it_went(batches: str) -> N
     assert set(audit.count_correct(setup.true_labels(0)).values()) == {0}
 
 
-def test_a_client_without_images_returns_the_model() -> None:
+def test_client_without_images_returns_the_model() -> None:
     setup = make_setup()
     client, _ = make_client(setup, 3)
     w, memory = model(setup), Packet()
@@ -421,7 +426,7 @@ def test_a_client_without_images_returns_the_model() -> None:
 
 
 def test_without_negative_learning() -> None:
-    """D⁻ is empty: the model is that of λL⁺ alone, as if no image had a class below θ."""
+    """D⁻ is empty and the loss is λL⁺, as if no image had a class below θ."""
     mean, replies = rows_of(6, 9, 0), []
     for options in ({"negative": False}, {"theta": 0.0}, {}):
         setup = make_setup(options)
@@ -435,7 +440,7 @@ def test_without_negative_learning() -> None:
     assert audit.count_correct(setup.true_labels(0))["negative_known"] == 9
 
 
-def test_soft_labels_are_others_than_hard_ones() -> None:
+def test_soft_labels_differ_from_hard_labels() -> None:
     mean, models = rows_of(9, 6, 0), []
     for labels in ("hard", "soft", "soft"):
         setup = make_setup({"labels": labels})
@@ -443,7 +448,7 @@ def test_soft_labels_are_others_than_hard_ones() -> None:
         reply, _ = method(setup).client_round(request(model(setup), TAU), remembered(mean), client)
         models.append(reply.tensors["model"])
     assert not equal(models[0], models[1]) and equal(models[1], models[2])
-    certain = torch.eye(4)[mean.argmax(dim=1)]  # p̄ of ones and zeros: the soft label is the hard one
+    certain = torch.eye(4)[mean.argmax(dim=1)]  # one-hot p̄: soft and hard labels are equal
     results = []
     for labels in ("hard", "soft"):
         setup = make_setup({"labels": labels})
@@ -457,7 +462,7 @@ def test_soft_labels_are_others_than_hard_ones() -> None:
 
 
 class Inverting:
-    """Stands for the strong augmentation, so that a test sees what went through it."""
+    """Inverts images in place of the strong augmentation, so that a test recognises augmented images."""
 
     def __init__(self) -> None:
         self.calls: list[int] = []
@@ -467,15 +472,16 @@ class Inverting:
         return 255 - images
 
 
-Part = list[tuple[int, int]]  # number of the image in the client's data, its label
+Part = list[tuple[int, int]]  # index in the client's data, label
 
 
 def batches_of(
     mode: str, plus: int, minus: int, epochs: int = 1
 ) -> tuple[list[tuple[Part, Part]], list[int]]:
-    """The D⁺ and the D⁻ part of every mini-batch (of at most 4 each), recognised by their pixels.
+    """The D⁺ part and the D⁻ part of every mini-batch, and the sizes of all calls of the strong augmentation.
 
-    D⁺ are the images 0, 2, 4, … with labels 100, 102, …; D⁻ 1, 3, 5, … with labels 201, 203, ….
+    D⁺ consists of the images 0, 2, 4, … with labels 100, 102, …; D⁻ of 1, 3, 5, … with labels 201, 203, ….
+    Images are recognised by their pixels. The batch size is 4.
     """
     setup = make_setup({"batches": mode}, client={"epochs": epochs, "batch": 4})
     client, _ = make_client(setup)
@@ -492,8 +498,8 @@ def batches_of(
     for images, target, y_minus in method(setup).client_batches(*arguments):
         assert images.dtype == torch.float32 and len(images) == len(target) + len(y_minus)
         bits = [image.byte().numpy().tobytes() for image in images]
-        first = [inverted[b] for b in bits[: len(target)]]  # a KeyError: not augmented, or not D⁺ first
-        second = [plain[b] for b in bits[len(target) :]]  # a KeyError: D⁻ was changed
+        first = [inverted[b] for b in bits[: len(target)]]  # KeyError if D⁺ is not augmented or not first
+        second = [plain[b] for b in bits[len(target) :]]  # KeyError if D⁻ is augmented
         seen.append(
             (list(zip(first, target.tolist(), strict=True)), list(zip(second, y_minus.tolist(), strict=True)))
         )
@@ -509,7 +515,7 @@ def minus_images(minus: int) -> Part:
 
 
 @pytest.mark.parametrize(("plus", "minus"), [(6, 5), (3, 11), (7, 0), (0, 9), (1, 0), (0, 1), (4, 4)])
-def test_joint_batches_show_every_image_once_an_epoch(plus: int, minus: int) -> None:
+def test_joint_batches_contain_every_image_once_per_epoch(plus: int, minus: int) -> None:
     seen, augmented = batches_of("joint", plus, minus, epochs=3)
     steps = -(-(plus + minus) // 4)
     assert len(seen) == 3 * steps and augmented == [plus] * 3
@@ -529,7 +535,7 @@ def test_joint_batches_mix_both_sets_differently_in_every_epoch() -> None:
 
 @pytest.mark.parametrize(("plus", "minus"), [(5, 12), (12, 5), (4, 4), (1, 10), (9, 8)])
 def test_paired_batches_repeat_the_smaller_set(plus: int, minus: int) -> None:
-    """5 and 12 in fours: ceil(12 / 4) = 3 steps; 12 = 2·5 + 2, so two images come 3 times, the others 2."""
+    """5 and 12 in fours are ceil(12 / 4) = 3 steps. 12 = 2·5 + 2, so two images occur 3 times, 3 twice."""
     seen, augmented = batches_of("paired", plus, minus, epochs=2)
     longest = max(plus, minus)
     steps = -(-longest // 4)
@@ -543,14 +549,14 @@ def test_paired_batches_repeat_the_smaller_set(plus: int, minus: int) -> None:
             streams, (plus, minus), (plus_images(plus), minus_images(minus)), strict=True
         ):
             assert sorted(set(stream)) == images
-            assert sorted(stream[:n]) == images  # all of them before the first comes again
+            assert sorted(stream[:n]) == images  # every image occurs before any is repeated
             extra = longest % n
             times = sorted(Counter(stream).values())
             assert times == [longest // n] * (n - extra) + [longest // n + 1] * extra
 
 
 @pytest.mark.parametrize(("plus", "minus"), [(6, 0), (0, 6)])
-def test_paired_batches_of_one_set_alone(plus: int, minus: int) -> None:
+def test_paired_batches_with_one_empty_set(plus: int, minus: int) -> None:
     seen, _ = batches_of("paired", plus, minus)
     assert [(len(p), len(m)) for p, m in seen] == [
         (4 * (plus > 0), 4 * (minus > 0)),
@@ -561,15 +567,15 @@ def test_paired_batches_of_one_set_alone(plus: int, minus: int) -> None:
 
 
 def test_repeated_batches() -> None:
-    """7 numbers below 3 in batches of 3: an order, the same again, and its first."""
+    """7 indices below 3 in batches of 3: a permutation, the same permutation, and its first index."""
     parts = repeated_batches(3, 7, 3, torch.Generator().manual_seed(0))
     first, second, third = (part.tolist() for part in parts)
     assert sorted(first) == [0, 1, 2] and second == first and third == first[:1]
     assert [len(part) for part in repeated_batches(0, 7, 3, torch.Generator())] == [0, 0, 0]
 
 
-def test_strong_augmentation_is_new_in_every_epoch_and_for_positive_images_only() -> None:
-    """With the real augmentation: in two epochs of one batch each D⁺ differs, D⁻ is the client's pixels."""
+def test_only_positive_images_are_augmented_and_afresh_in_every_epoch() -> None:
+    """With the real augmentation and one batch per epoch: D⁺ differs between epochs, D⁻ is unchanged."""
     setup = make_setup({"batches": "joint"}, client={"epochs": 2, "batch": 100})
     client, _ = make_client(setup)
     positive, negative = torch.arange(8), torch.arange(8, 15)
@@ -585,10 +591,10 @@ def test_strong_augmentation_is_new_in_every_epoch_and_for_positive_images_only(
     assert sum(not torch.equal(a, b) for a, b in zip(*epochs, strict=True)) >= 6
 
 
-# ------------------------------------------------------------------ step 3: the step
+# ------------------------------------------------------------------ step 3: gradient steps
 
 
-def by_hand(
+def gradient_by_hand(
     setup: RunSetup,
     w: Tensors,
     positive: list[int],
@@ -597,7 +603,7 @@ def by_hand(
     y_minus: list[int],
     weight: float,
 ) -> Tensors:
-    """∇(λL⁺ + L⁻) written out from Eqs. 13 to 15, on all images at once, in double precision."""
+    """∇(λL⁺ + L⁻) from Eqs. 13 to 15, over all images in double precision."""
     network, (client, _) = setup.network().double(), make_client(setup)
     trained = sorted(name for name, _ in network.named_parameters())
     values = {name: value.double().requires_grad_(name in trained) for name, value in w.items()}
@@ -611,8 +617,8 @@ def by_hand(
         loss = loss - weight / len(positive) * (share * confidence(i).log()).sum()
     for i, y in zip(negative, y_minus, strict=True):
         loss = loss - 1 / len(negative) * (1 - confidence(i)[y]).log()
-    found = torch.autograd.grad(loss, [values[name] for name in trained])
-    return dict(zip(trained, found, strict=True))
+    gradients = torch.autograd.grad(loss, [values[name] for name in trained])
+    return dict(zip(trained, gradients, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -625,26 +631,26 @@ def by_hand(
         (0, 7, {"batches": "paired"}),
     ],
 )
-def test_the_first_step_goes_down_eq_13(plus: int, minus: int, options: dict[str, object]) -> None:
-    """One epoch of one mini-batch, unaugmented, learning rate 1, in round 1: w − w' is the gradient."""
-    setup = make_setup(options, client={"lr": 1.0, "epochs": 1, "batch": 100}, augment=STILL)
+def test_first_step_follows_the_gradient_of_eq_13(plus: int, minus: int, options: dict[str, object]) -> None:
+    """In round 1, with one unaugmented mini-batch and learning rate 1, w − w' is the gradient."""
+    setup = make_setup(options, client={"lr": 1.0, "epochs": 1, "batch": 100}, augment=NO_AUGMENTATION)
     client, _ = make_client(setup)
-    mean, w, notes = rows_of(plus, minus, PER_CLIENT - plus - minus), model(setup), Notes()
-    client = replace(client, record_labels=notes)
+    mean, w, recorded = rows_of(plus, minus, PER_CLIENT - plus - minus), model(setup), RecordedLabels()
+    client = replace(client, record_labels=recorded)
     reply, _ = method(setup).client_round(request(w, TAU, weight=0.3), remembered(mean), client)
-    positive, negative = notes.rows["positive"], notes.rows["negative"]
+    positive, negative = recorded.rows["positive"], recorded.rows["negative"]
     assert (len(positive), len(negative)) == (plus, minus)
     soft = options.get("labels") == "soft"
-    target = mean[positive] if soft else torch.eye(4)[notes.given["positive"]]
-    expected = by_hand(setup, w, positive, target, negative, notes.given["negative"], weight=0.3)
+    target = mean[positive] if soft else torch.eye(4)[recorded.given["positive"]]
+    expected = gradient_by_hand(setup, w, positive, target, negative, recorded.given["negative"], weight=0.3)
     step = {name: (w[name] - reply.tensors["model"][name]).double() for name in expected}
     assert max(float(g.abs().max()) for g in expected.values()) > 0.01
     assert_close(step, expected, atol=2e-6, rtol=1e-3)
 
 
-def test_the_learning_rate_of_the_round() -> None:
-    """Decay 0.5: the step of round 3 has a quarter of the length of round 1's, D⁺ alone being the same."""
-    setup = make_setup(client={"lr": 0.4, "decay": 0.5, "epochs": 1, "batch": 100}, augment=STILL)
+def test_learning_rate_decays_with_the_round() -> None:
+    """With decay 0.5, the step of round 3 is a quarter of that of round 1. D⁻, which is drawn, is empty."""
+    setup = make_setup(client={"lr": 0.4, "decay": 0.5, "epochs": 1, "batch": 100}, augment=NO_AUGMENTATION)
     client, _ = make_client(setup)
     w, steps = model(setup), []
     for t in (1, 3):
@@ -657,8 +663,8 @@ def test_the_learning_rate_of_the_round() -> None:
 
 
 @pytest.mark.parametrize("batches", ["joint", "paired"])
-def test_a_clients_reply_depends_on_its_arguments_alone(batches: str) -> None:
-    """Not on what the worker's model held, nor on the global random numbers; but on who it is."""
+def test_reply_depends_only_on_the_arguments(batches: str) -> None:
+    """The previous weights of the worker's model and the global random state have no influence."""
     setup = make_setup({"batches": batches})
     w, memory = model(setup), remembered(rows_of(6, 5, 4))
     replies = []
@@ -674,8 +680,8 @@ def test_a_clients_reply_depends_on_its_arguments_alone(batches: str) -> None:
     assert replies[0] == replies[1] != replies[2]
 
 
-def test_the_request_is_left_as_it_was() -> None:
-    """Clients share one packet: training one must not change what the next one gets."""
+def test_client_round_does_not_modify_the_request() -> None:
+    """Clients share one packet, so training one client must not change the request of the next."""
     setup = make_setup()
     client, _ = make_client(setup)
     packet = request(model(setup), TAU)
@@ -692,7 +698,7 @@ def moved(by: float) -> Callable[[Tensors], Packet]:
 
 
 def test_collect_averages_the_cohorts_replies() -> None:
-    """Client 0 moved by 1, client 2 by 3, client 1 listened and client 3's reply got lost: w + 2."""
+    """Client 0 adds 1 and client 2 adds 3. Client 1 is not sampled and client 3's reply is lost: w + 2."""
     setup = make_setup()
     w = {"w": torch.tensor([1.0, -2.0])}
     state = Packet({"model": w, "thresholds": {"tau": torch.ones(4)}}, {"t": 1, "lambda": 0.5})
@@ -706,7 +712,7 @@ def test_collect_averages_the_cohorts_replies() -> None:
 
 
 @pytest.mark.parametrize("replies", [{}, {1: Packet(scalars={"t": 1})}])
-def test_without_a_reply_the_next_round_starts_from_the_global_model(replies: dict[int, Packet]) -> None:
+def test_without_replies_the_next_round_starts_from_the_global_model(replies: dict[int, Packet]) -> None:
     setup = make_setup()
     state = Packet({"model": {"w": torch.tensor([1.0, -2.0])}})
     current = Round(1, cohort=(0, 2), everyone=range(4))
@@ -739,15 +745,17 @@ def test_rounds_do_not_depend_on_the_order_of_the_clients() -> None:
     setup = make_setup({"bootstrap_epochs": 2, "theta": 0.3})
     cohorts = [(0, 1), (1, 2), (0, 2, 3)]
     state, memories = run(setup, cohorts, backwards=False)
-    other, others = run(setup, cohorts, backwards=True)
-    assert state.to_bytes() == other.to_bytes()
-    assert {k: m.to_bytes() for k, m in memories.items()} == {k: m.to_bytes() for k, m in others.items()}
+    state_backwards, memories_backwards = run(setup, cohorts, backwards=True)
+    assert state.to_bytes() == state_backwards.to_bytes()
+    assert {k: m.to_bytes() for k, m in memories.items()} == {
+        k: m.to_bytes() for k, m in memories_backwards.items()
+    }
     assert [memories[k].tensors["images"]["count"].tolist() for k in range(3)] == [[3] * PER_CLIENT] * 3
     assert not equal(state.tensors["average"], state.tensors["model"])
 
 
-def test_sampled_clients_count_their_own_rounds() -> None:
-    """Client 0 is in rounds 1 and 3, client 1 in 1 and 2, client 2 in 2 and 3: two models each."""
+def test_with_scope_sampled_clients_count_only_their_rounds() -> None:
+    """Client 0 is in rounds 1 and 3, client 1 in 1 and 2, client 2 in 2 and 3: each has seen two models."""
     setup = make_setup({"scope": "sampled", "theta": 0.3})
     _, memories = run(setup, [(0, 1), (1, 2), (0, 2)], backwards=False)
     assert {k: m.scalars["t"] for k, m in memories.items()} == {0: 3, 1: 2, 2: 3}

@@ -1,4 +1,4 @@
-"""Your own method: the file of docs/new-method.md on both engines, its numbers, and what can go wrong."""
+"""User-defined methods: the example of docs/new-method.md on both engines, its metrics, and errors."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ def settings(path: Path, **more: Any) -> dict[str, Any]:
     return {**TINY, "server.lr": 0.01, "server.threads": 1, **keys, **more}
 
 
-def test_it_runs_in_workers_on_flower_and_after_a_resume(own_method: Path, tmp_path: Path) -> None:
+def test_same_weights_with_workers_on_flower_and_after_a_resume(own_method: Path, tmp_path: Path) -> None:
     train("fmnist-lenet", out=tmp_path / "one", options=settings(own_method))
     train("fmnist-lenet", out=tmp_path / "two", options=settings(own_method, rounds=1))
     more = {"resume": True, "options": settings(own_method, **{"engine.workers": 2})}
@@ -31,15 +31,15 @@ def test_it_runs_in_workers_on_flower_and_after_a_resume(own_method: Path, tmp_p
     other = train(
         "fmnist-lenet", out=tmp_path / "mu", options=settings(own_method, **{"FedProxMatch.mu": 50})
     )
-    assert not same_weights(tmp_path / "one", other.folder)  # its options do something
+    assert not same_weights(tmp_path / "one", other.folder)  # the option has an effect
 
 
-def test_its_baseline_is_server_sl(own_method: Path) -> None:
+def test_baseline_is_server_sl(own_method: Path) -> None:
     config = load_config("fmnist-lenet", settings(own_method))
     assert server_only(config).method == "server-sl"
 
 
-def test_a_changed_file_is_another_configuration_and_a_moved_one_is_not(
+def test_fingerprint_depends_on_the_content_of_the_file_and_not_on_its_path(
     own_method: Path, tmp_path: Path
 ) -> None:
     before = load_config("fmnist-lenet", settings(own_method)).fingerprint()
@@ -49,7 +49,7 @@ def test_a_changed_file_is_another_configuration_and_a_moved_one_is_not(
     assert load_config("fmnist-lenet", settings(moved)).fingerprint() != before
 
 
-def test_a_relative_path_is_from_where_one_is(
+def test_relative_path_starts_at_the_working_directory(
     own_method: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -76,7 +76,7 @@ def test_a_relative_path_is_from_where_one_is(
         ("x = 1", "my.py:data", ["rename the class data"]),
     ],
 )
-def test_bad_files_are_named(
+def test_error_names_the_bad_file(
     text: str | None,
     word: str,
     parts: list[str],
@@ -91,13 +91,13 @@ def test_bad_files_are_named(
     assert not Path("run").exists()
 
 
-def test_a_wrong_option_is_named(own_method: Path, fedseal: Command) -> None:
+def test_error_names_the_unknown_option(own_method: Path, fedseal: Command) -> None:
     keys = {"method": f"{own_method}:FedProxMatch", "FedProxMatch.nu": 1}
     fedseal("train", "demo", options=keys).refuses("FedProxMatch.nu", "choose from threshold, mu")
 
 
-def test_its_own_numbers_are_everywhere(own_method: Path, fedseal: Command, tmp_path: Path) -> None:
-    """The events, the progress bar, TensorBoard and the report have the counts, the rates and the metrics."""
+def test_its_numbers_reach_all_outputs(own_method: Path, fedseal: Command, tmp_path: Path) -> None:
+    """Counts, correct rates and metrics are in the events, the progress bar, TensorBoard and the report."""
     run = tmp_path / "run"
     shown = fedseal("train", "fmnist-lenet", "--out", run, options=settings(own_method))
     assert shown.code == 0, shown.err
@@ -119,7 +119,7 @@ def test_its_own_numbers_are_everywhere(own_method: Path, fedseal: Command, tmp_
     assert "confident images" in page and "istance of the average from the global model" in page
 
 
-def test_a_metric_with_a_reserved_name_is_refused(fedseal: Command, tmp_path: Path) -> None:
+def test_metric_with_a_reserved_name_is_refused(fedseal: Command, tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
         "from fedseal.methods.server_sl import ServerSL\n"

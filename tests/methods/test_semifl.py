@@ -1,4 +1,4 @@
-"""SemiFL: labels made once, mixtures, momentum, static BatchNorm; numbers derived by hand."""
+"""SemiFL: pseudo-labels, mixup, server momentum and static BatchNorm, with hand-derived numbers."""
 
 import math
 from typing import Any
@@ -34,8 +34,9 @@ def test_mixup_loss() -> None:
 
 
 def test_momentum_step() -> None:
-    """From 10, the average being 8: the velocity is 2, the weights 8. Then from 9 with an average of 8 and
-    momentum ½: velocity ½ · 2 + 1 = 2, weights 7. BatchNorm's statistics and integers are the average's."""
+    """Weight 10 and average 8: the velocity is 2 and the new weight 8. Then weight 9, average 8 and momentum
+    ½: the velocity is ½ · 2 + 1 = 2 and the new weight 7. BatchNorm statistics and integers are copied from
+    the average."""
     count = {"n": torch.tensor(3), "norm.running_var": torch.tensor([0.5])}
     w, v = momentum_step({"w": torch.tensor([10.0]), **count}, {"w": torch.tensor([8.0]), **count}, None, 0.5)
     assert (w["w"].item(), v["w"].item(), w["n"].item(), list(v)) == (8, 2, 3, ["w"])
@@ -43,16 +44,16 @@ def test_momentum_step() -> None:
     assert (w["w"].item(), v["w"].item()) == (7, 2)
 
 
-def test_shares_are_of_the_beta_distribution_and_seeded() -> None:
-    """Beta(¾, ¾) has mean ½ and variance 1/(4 · (2 · ¾ + 1)) = 0.1; 20,000 draws tell both to about 0.002."""
+def test_beta_has_the_right_moments_and_is_seeded() -> None:
+    """Beta(¾, ¾) has mean ½ and variance 1/(4 · (2 · ¾ + 1)) = 0.1; 20,000 draws give both to about 0.002."""
     draws = beta(0.75, 20_000, torch.Generator().manual_seed(1))
     assert torch.equal(draws, beta(0.75, 20_000, torch.Generator().manual_seed(1)))
     assert float(draws.mean()) == pytest.approx(0.5, abs=0.01)
     assert float(draws.var()) == pytest.approx(0.1, abs=0.005)
 
 
-def test_batches_hold_the_confident_and_mixtures_with_anything() -> None:
-    """Images of one grey value each, augmentation that does nothing: a mixture is share · own + rest."""
+def test_batches_contain_confident_images_and_mixtures_with_any_image() -> None:
+    """Image i has the grey value i and is not augmented, so a mixture is share · i + (1 − share) · j."""
     setup, method = make(augment__shift=0, augment__flip=False, augment__n=0, client__batch=8)
     client = setup.client(0, setup.network())
     grey = torch.arange(40, dtype=torch.uint8).view(-1, 1, 1, 1)
@@ -71,8 +72,8 @@ def test_batches_hold_the_confident_and_mixtures_with_anything() -> None:
     assert sorted(seen) == confident.tolist()
 
 
-def test_labels_are_made_once_and_only_from_the_confident() -> None:
-    """The count says how many images reach the threshold; with none the model comes back as it went."""
+def test_client_trains_on_confident_images_only() -> None:
+    """The reply counts the images that reach the threshold. Without any, the model is returned unchanged."""
     setup, method = make()
     client, w = setup.client(0, setup.network()), weights.get_weights(setup.network())
     top = predict(client, w, client.data).amax(dim=1).sort().values
@@ -86,7 +87,7 @@ def test_labels_are_made_once_and_only_from_the_confident() -> None:
     assert all(torch.equal(reply.tensors["model"][name], value) for name, value in w.items())
 
 
-def test_who_has_nothing_confident_is_left_out_of_the_average() -> None:
+def test_client_without_confident_images_is_left_out_of_the_average() -> None:
     setup, method = make()
     server, current = setup.server(), Round(1, (0, 1), range(3))
     one = {"w": torch.tensor([1.0])}
@@ -97,12 +98,12 @@ def test_who_has_nothing_confident_is_left_out_of_the_average() -> None:
     }
     after = method.collect(current, state, replies, server)
     assert after.tensors["average"]["w"].item() == 5 and after.tensors["velocity"]["w"].item() == -4
-    nobody = method.collect(current, state, {1: replies[1]}, server)
-    assert nobody.tensors["average"] is one and "velocity" not in nobody.tensors
+    unchanged = method.collect(current, state, {1: replies[1]}, server)
+    assert unchanged.tensors["average"] is one and "velocity" not in unchanged.tensors
 
 
-def test_static_batch_norm_has_the_labelled_images_statistics() -> None:
-    """The first BatchNorm's mean is that of its inputs over the labelled images: 50, in one batch of 50."""
+def test_static_batch_norm_has_the_statistics_of_the_labelled_images() -> None:
+    """The first BatchNorm has the statistics of its inputs over the 50 labelled images, in one batch."""
     resnet = {"model__name": "resnet18", "model__norm": "batch", "model__width": 8, "server__batch": 50}
     setup, _ = make(**resnet)
     server = setup.server()
@@ -120,7 +121,7 @@ def test_static_batch_norm_has_the_labelled_images_statistics() -> None:
     assert all(m.momentum == 0.1 for m in server.model.modules() if isinstance(m, nn.BatchNorm2d))
 
 
-def test_without_batch_norm_nothing_is_done() -> None:
+def test_static_batch_norm_without_batch_norm_does_nothing() -> None:
     setup, _ = make()
     w = weights.get_weights(setup.network())
     assert static_batch_norm(setup.server(), w) is w

@@ -1,4 +1,4 @@
-"""Server-SL: the server learns alone, round after round."""
+"""Server-SL: the server trains on its labelled images, without clients."""
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ CLASSES = ("dark", "grey", "light")
 
 
 def make_setup(**server: object) -> RunSetup:
-    """30 labelled images of which grey value tells the class, 6 for validation, two clients with 5 each."""
+    """30 labelled and 6 validation images, and two clients with 5 images; the grey value shows the class."""
     labels = np.arange(46, dtype=np.int64) % 3
     noise = np.random.default_rng(0).integers(0, 40, (46, 1, 12, 12))
     pixels = (noise + 100 * labels[:, None, None, None]).astype(np.uint8)
@@ -37,12 +37,12 @@ def everyone(t: int) -> Round:
 
 
 def run(setup: RunSetup, server: Participant, rounds: int) -> Packet:
-    learner = method(setup)
-    state = learner.initial_state(server)
+    server_sl = method(setup)
+    state = server_sl.initial_state(server)
     for t in range(1, rounds + 1):
-        state, requests = learner.server_round(everyone(t), state, server)
+        state, requests = server_sl.server_round(everyone(t), state, server)
         assert requests == {}
-        state = learner.collect(everyone(t), state, {}, server)
+        state = server_sl.collect(everyone(t), state, {}, server)
     return state
 
 
@@ -57,12 +57,12 @@ def test_starts_from_the_initial_weights() -> None:
     assert equal(state.tensors["model"], weights.get_weights(setup.network()))
 
 
-def test_a_round_is_supervised_learning_and_asks_nobody() -> None:
+def test_round_is_supervised_training_without_requests() -> None:
     setup = make_setup(lr=0.05, decay=0.5, epochs=2)
-    learner, server = method(setup), setup.server()
-    start = learner.initial_state(server)
-    first, requests = learner.server_round(everyone(1), start, server)
-    second, more = learner.server_round(everyone(2), first, server)
+    server_sl, server = method(setup), setup.server()
+    start = server_sl.initial_state(server)
+    first, requests = server_sl.server_round(everyone(1), start, server)
+    second, more = server_sl.server_round(everyone(2), first, server)
     assert requests == {} and more == {}
     w1 = train_supervised(server, start.tensors["model"], 1)
     assert equal(first.tensors["model"], w1) and not equal(w1, start.tensors["model"])
@@ -79,7 +79,7 @@ def test_collect_changes_nothing() -> None:
     assert equal(after.tensors["model"], state.tensors["model"])
 
 
-def test_a_client_that_is_asked_all_the_same_does_nothing() -> None:
+def test_client_ignores_a_request() -> None:
     setup = make_setup()
     client = setup.client(0, setup.network())
     assert type(client.data) is Images
@@ -88,8 +88,8 @@ def test_a_client_that_is_asked_all_the_same_does_nothing() -> None:
     assert reply.tensors == {} and reply.scalars == {} and after == memory
 
 
-def test_learns_what_can_be_learnt() -> None:
-    """Three classes that a single grey value tells apart: from chance to every validation image right."""
+def test_learns_an_easy_task() -> None:
+    """The grey value separates the classes, so the validation accuracy rises from chance to 1."""
     setup = make_setup(lr=0.02, epochs=5)
     server = setup.server()
     seen = []
@@ -99,8 +99,8 @@ def test_learns_what_can_be_learnt() -> None:
     assert seen[0] < 0.7 and seen[1] == 1.0
 
 
-def test_depends_on_configuration_and_seed_alone() -> None:
-    """Not on what the server's model held before, nor on the clients."""
+def test_result_depends_only_on_configuration_and_seed() -> None:
+    """The previous weights of the server's model and the cohort have no influence."""
     setup = make_setup(lr=0.02, epochs=1)
     first = run(setup, setup.server(), 2).tensors["model"]
     server = setup.server()
@@ -114,7 +114,7 @@ def test_depends_on_configuration_and_seed_alone() -> None:
 
 
 def test_without_augmentation() -> None:
-    """`server.augment = "none"` is the paper's "Server-SL w/o DA": other images, other weights."""
+    """`server.augment = "none"` is the paper's "Server-SL w/o DA". It gives other weights."""
     results = []
     for augment in ("weak", "none"):
         setup = make_setup(lr=0.02, epochs=1, augment=augment)

@@ -18,6 +18,10 @@ DRAWN_WITH = re.search(r"Matplotlib v([\d.]+)", (ROOT / FIGURE).read_text("utf-8
 SAME_VERSION = DRAWN_WITH is not None and DRAWN_WITH[1] == matplotlib.__version__
 
 
+def test_the_readme_shows_its_figure() -> None:
+    assert f"({FIGURE})" in (ROOT / "README.md").read_text("utf-8")
+
+
 def test_a_figure_is_not_drawn_if_a_run_is_missing(tmp_path: Path) -> None:
     store = ResultStore(tmp_path)
     assert draw_figure(find_table("figure-theta"), store, "paper") is None

@@ -1,4 +1,4 @@
-"""A checkpoint comes back bit for bit; damaged ones and those of other runs are refused."""
+"""Checkpoints are restored bit for bit; damaged ones and those of other runs are refused."""
 
 from pathlib import Path
 
@@ -15,9 +15,9 @@ def test_checkpoint_round_trip(tmp_path: Path) -> None:
     state = Packet({"model": {"w": torch.tensor([1.5, float("nan")])}, "empty": {}}, {"lambda": 0.3})
     path = tmp_path / "checkpoint" / "state.safetensors"
     Checkpoint(Progress(7, state), {"3": b"\x00\x01memory"}, 12.5).save(path, "mine")
-    back = Checkpoint.load(path, "mine")
-    assert (back.progress.t, back.seconds, back.memories) == (7, 12.5, {"3": b"\x00\x01memory"})
-    assert back.progress.state.to_bytes() == state.to_bytes()
+    loaded = Checkpoint.load(path, "mine")
+    assert (loaded.progress.t, loaded.seconds, loaded.memories) == (7, 12.5, {"3": b"\x00\x01memory"})
+    assert loaded.progress.state.to_bytes() == state.to_bytes()
     with pytest.raises(UserError, match="another configuration"):
         Checkpoint.load(path, "other")
     path.write_bytes(path.read_bytes()[:40])

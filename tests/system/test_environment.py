@@ -1,4 +1,4 @@
-"""The same arithmetic on every processor with AVX2, and nothing changed by an import."""
+"""Portable arithmetic on every processor with AVX2, and imports that do not change the environment."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ WORKER = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SET_UP
 
 
 def shown(*statements: str, **environment: str) -> str:
-    """The instructions that a new process uses after these statements, and what its children inherit."""
+    """The instruction set of a new process after these statements, and the one that its children inherit."""
     clean = {key: value for key, value in os.environ.items() if key not in VARIABLES}
     return subprocess.run(
         [sys.executable, "-c", "\n".join((*statements, SHOW))],
@@ -29,15 +29,16 @@ def shown(*statements: str, **environment: str) -> str:
     ).stdout.strip()
 
 
-def test_importing_the_package_changes_nothing_in_the_environment() -> None:
-    """All modules, in a new process; other packages may change it."""
+def test_importing_the_package_does_not_change_the_environment() -> None:
+    """Imports all modules in a new process. Other packages may change the environment."""
     pytest.importorskip("flwr")
     script = """
 import os, pkgutil, importlib
-import flwr.simulation, matplotlib.pyplot, ray, torch, torch.utils.tensorboard  # they may change it
+import flwr.simulation, matplotlib.pyplot, ray, torch, torch.utils.tensorboard
 before = dict(os.environ)
 import fedseal
-modules = [m.name for m in pkgutil.walk_packages(fedseal.__path__, "fedseal.") if m.name != "fedseal.__main__"]
+packages = pkgutil.walk_packages(fedseal.__path__, "fedseal.")
+modules = [m.name for m in packages if m.name != "fedseal.__main__"]
 for name in modules:
     importlib.import_module(name)
 changed = {key for key in before.keys() | os.environ.keys() if before.get(key) != os.environ.get(key)}
@@ -53,31 +54,31 @@ print(len(modules), sorted(changed))
 @AVX2
 @pytest.mark.parametrize("entry", ["load_config('demo')", "load('none')", "train('demo', out='/')"])
 def test_every_entry_point_computes_with_avx2(entry: str) -> None:
-    """Also one that ends with an error."""
+    """This includes calls that end with an error."""
     call = f"import contextlib, fedseal\nwith contextlib.suppress(fedseal.UserError): fedseal.{entry}"
     assert shown(call) == "AVX2 AVX2"
 
 
 @AVX2
-def test_a_user_can_turn_it_off() -> None:
+def test_variables_turn_portable_arithmetic_off() -> None:
     plain = shown("pass")
     assert shown(SET_UP, MKL_ENABLE_INSTRUCTIONS="AVX2") == plain
     assert shown(SET_UP, ATEN_CPU_CAPABILITY="default") == "DEFAULT None"
 
 
 @AVX2
-def test_your_own_method_may_compute_when_it_is_loaded(tmp_path: Path) -> None:
+def test_user_defined_method_may_compute_when_it_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom fedseal.methods.server_sl import ServerSL\nHALF = torch.ones(2) / 2\n"
         "class Mine(ServerSL):\n    pass\n"
     )
-    own = f"fedseal.load_config('demo', {{'method': '{tmp_path / 'mine.py'}:Mine'}})"
-    assert shown("import fedseal", own) == "AVX2 AVX2"
+    load = f"fedseal.load_config('demo', {{'method': '{tmp_path / 'mine.py'}:Mine'}})"
+    assert shown("import fedseal", load) == "AVX2 AVX2"
 
 
 @AVX2
 @pytest.mark.parametrize("before", ["pass", "import torch; torch.ones(2).sum()"])
-def test_workers_compute_like_their_parent(before: str) -> None:
+def test_workers_use_the_instruction_set_of_their_parent(before: str) -> None:
     worker, parent = shown(before, SET_UP, WORKER).splitlines()
     assert worker == parent
     if before == "pass":

@@ -1,4 +1,4 @@
-"""Recorded results come out again, bit for bit."""
+"""Recorded results are reproduced bit for bit."""
 
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,14 @@ AMD = pytest.mark.skipif(
 
 
 def numbers(folder: Path, rounds: int) -> list[dict[str, Any]]:
-    """Every number of a run's rounds, except for seconds."""
+    """All numbers of a run's rounds except for times."""
     return [{k: v for k, v in e.items() if k != "seconds"} for e in read_rounds_until(folder, rounds)]
 
 
 @AMD
 @pytest.mark.parametrize(("cell", "rounds"), [("server-sl-dir-0.9-seed0", 3), ("semifl-dir-0.3-seed0", 3)])
-def test_recorded_rounds_come_out_again(cell: str, rounds: int, tmp_path: Path) -> None:
-    """Every number of the first rounds, maybe on another processor than the recorded one."""
+def test_recorded_rounds_are_reproduced(cell: str, rounds: int, tmp_path: Path) -> None:
+    """Compares all numbers of the first rounds, possibly on another processor than the recorded one."""
     config, cpu = RESULTS / cell / "config.toml", {"engine.device": "cpu"}
     train(config, out=tmp_path / "run", rounds=rounds, options=cpu)
     assert numbers(tmp_path / "run", rounds) == numbers(RESULTS / cell, rounds)

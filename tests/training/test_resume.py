@@ -1,4 +1,4 @@
-"""Resume: a run that was killed ends like one that was not, bit for bit."""
+"""Resume: a killed run gives the same result as an uninterrupted one, bit for bit."""
 
 import json
 import os
@@ -34,18 +34,17 @@ def command(out: Path) -> list[str]:
     return [sys.executable, *words, *settings]
 
 
-def test_killed_at_any_moment_and_resumed_ends_the_same(tmp_path: Path) -> None:
-    """SIGKILL while it bootstraps, then at random moments until the run has ended by itself; no worker
-    outlives its run."""
+def test_run_killed_at_any_moment_and_resumed_gives_the_same_result(tmp_path: Path) -> None:
+    """Kills the run during bootstrapping, then at random moments until it finishes. No worker outlives it."""
     whole = fedseal.train("fmnist-lenet", out=tmp_path / "whole", options=SMALL)
-    saved = tmp_path / "cut" / "checkpoint" / "state.safetensors"
+    checkpoint = tmp_path / "cut" / "checkpoint" / "state.safetensors"
     run = subprocess.Popen(command(tmp_path / "cut"))
-    while run.poll() is None and not saved.exists():
+    while run.poll() is None and not checkpoint.exists():
         time.sleep(0.001)
     os.kill(run.pid, signal.SIGKILL)
     run.wait()
-    begun = Packet.from_bytes(saved.read_bytes()).scalars
-    assert begun["t"] == 0 and 0 < int(begun["state.bootstrapped"]) < 60
+    scalars = Packet.from_bytes(checkpoint.read_bytes()).scalars
+    assert scalars["t"] == 0 and 0 < int(scalars["state.bootstrapped"]) < 60
     moment, kills = random.Random(0), 0
     for _ in range(20):
         run = subprocess.Popen(command(tmp_path / "cut"))
@@ -70,7 +69,7 @@ def test_killed_at_any_moment_and_resumed_ends_the_same(tmp_path: Path) -> None:
     ).read_bytes()
     lines = [json.loads(line) for line in (tmp_path / "cut/events.jsonl").read_text().splitlines()]
     assert [line["t"] for line in lines] == list(range(1, 7))
-    reference = [json.loads(line) for line in (whole.folder / "events.jsonl").read_text().splitlines()]
-    for mine, theirs in zip(lines, reference, strict=True):
-        mine.pop("seconds"), theirs.pop("seconds")
-        assert mine == theirs
+    expected_lines = [json.loads(line) for line in (whole.folder / "events.jsonl").read_text().splitlines()]
+    for event, expected in zip(lines, expected_lines, strict=True):
+        event.pop("seconds"), expected.pop("seconds")
+        assert event == expected

@@ -1,4 +1,4 @@
-"""The library's front door: what a run leaves behind, running it again, going on with it, using its model."""
+"""`fedseal.train`: the files of a run, reproducing and resuming it, and using its model."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ def without_times(summary: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in summary.items() if key != "seconds"}
 
 
-def test_a_run_folder_has_everything(finished: Path) -> None:
+def test_run_folder_is_complete(finished: Path) -> None:
     names = {"config.toml", "events.jsonl", "summary.json", "model.safetensors", "checkpoint", "tensorboard"}
     names.add("report.html")
     assert {path.name for path in finished.iterdir()} == names
@@ -43,7 +43,7 @@ def test_a_run_folder_has_everything(finished: Path) -> None:
     assert (finished / "model.safetensors").stat().st_mode & 0o044 == umask_allows_reading
 
 
-def test_every_round_event_has_its_numbers(finished: Path) -> None:
+def test_round_events_are_complete(finished: Path) -> None:
     keys = {"t", "test_accuracy", "average_test_accuracy", "tau", "positive", "negative", "positive_correct"}
     keys |= {"negative_correct", "bytes_down", "bytes_up", "seconds"}
     rounds = events(finished)
@@ -54,13 +54,13 @@ def test_every_round_event_has_its_numbers(finished: Path) -> None:
         assert len(event["tau"]) == 10 and event["left_out"] == []
         for name in ("test_accuracy", "average_test_accuracy", "positive_correct", "negative_correct"):
             assert 0 <= event[name] <= 1
-        weights = 4 * 61_706  # LeNet's, in bytes; up and down, for each of three clients
+        weights = 4 * 61_706  # bytes of LeNet, sent to and from each of three clients
         for name in ("bytes_down", "bytes_up"):
             assert 3 * weights < event[name] < 3 * weights + 10_000
         assert event["seconds"].keys() == {"server", "clients", "evaluation"}
 
 
-def test_the_summary_says_how_the_number_came_about(finished: Path) -> None:
+def test_summary_describes_the_run(finished: Path) -> None:
     summary = json.loads((finished / "summary.json").read_text())
     config, rounds = load_config(finished / "config.toml"), events(finished)
     measured = [event["test_accuracy"] for event in rounds]
@@ -78,7 +78,7 @@ def test_the_summary_says_how_the_number_came_about(finished: Path) -> None:
     assert summary["seconds"] > 0 and summary["skipped_files"] == 0 and summary["left_out"] == {}
 
 
-def test_accuracy_is_of_the_last_ten_rounds_however_often_others_are_evaluated(
+def test_accuracy_is_the_mean_over_the_last_ten_rounds_for_any_evaluate_every(
     tiny: dict[str, Any], tmp_path: Path
 ) -> None:
     keys = tiny | {"method": "server-sl", "evaluate_every": 2}
@@ -86,19 +86,19 @@ def test_accuracy_is_of_the_last_ten_rounds_however_often_others_are_evaluated(
     seen = {event["t"]: event["test_accuracy"] for event in events(run.folder) if "test_accuracy" in event}
     assert list(seen) == [2, 4, *range(5, 15)]
     assert run.accuracy == pytest.approx(np.mean(list(seen.values())[2:]))
-    # of a run that ended after 12 rounds, not all of the last ten (3 to 12) are known: 4 to 12 are
+    # of the last ten rounds up to round 12, which are 3 to 12, rounds 4 to 12 were evaluated
     assert run.accuracy_after(12) == pytest.approx(np.mean(list(seen.values())[1:10]))
 
 
-def test_the_model_file_says_all_that_it_takes_to_use_it(finished: Path) -> None:
+def test_model_file_describes_the_model(finished: Path) -> None:
     with safe_open(finished / "model.safetensors", framework="pt") as file:
-        about = json.loads(file.metadata()["fedseal"])
-    assert about["classes"][0] == "T-shirt/top" and len(about["classes"]) == 10
-    assert (about["size"], about["channels"], about["model"]["name"]) == (28, 1, "lenet")
-    assert 40 < about["mean"][0] < 110 and 60 < about["std"][0] < 120
+        metadata = json.loads(file.metadata()["fedseal"])
+    assert metadata["classes"][0] == "T-shirt/top" and len(metadata["classes"]) == 10
+    assert (metadata["size"], metadata["channels"], metadata["model"]["name"]) == (28, 1, "lenet")
+    assert 40 < metadata["mean"][0] < 110 and 60 < metadata["std"][0] < 120
 
 
-def test_config_toml_runs_again_to_the_same_bits(finished: Path, tmp_path: Path) -> None:
+def test_config_toml_reproduces_the_run_to_the_bit(finished: Path, tmp_path: Path) -> None:
     again = train(finished / "config.toml", out=tmp_path / "again")
     assert same_weights(finished, again.folder)
     assert (again.folder / "config.toml").read_text() == (finished / "config.toml").read_text()
@@ -109,14 +109,14 @@ def test_config_toml_runs_again_to_the_same_bits(finished: Path, tmp_path: Path)
         assert without_times(one) == without_times(other)
 
 
-def test_a_finished_run_is_not_run_again(finished: Path) -> None:
+def test_finished_run_is_not_repeated(finished: Path) -> None:
     before = contents(finished)
     result = train(finished / "config.toml", out=finished, resume=True)
     assert result.summary == json.loads((finished / "summary.json").read_text())
     assert contents(finished) == before
 
 
-def test_more_rounds_on_resume_equal_a_run_of_that_many(finished: Path, copy: Path, tmp_path: Path) -> None:
+def test_resuming_with_more_rounds_equals_one_long_run(finished: Path, copy: Path, tmp_path: Path) -> None:
     resumed = train(finished / "config.toml", out=copy, resume=True, rounds=4)
     whole = train(finished / "config.toml", out=tmp_path / "whole", rounds=4)
     assert same_weights(copy, whole.folder) and not same_weights(copy, finished)
@@ -126,7 +126,7 @@ def test_more_rounds_on_resume_equal_a_run_of_that_many(finished: Path, copy: Pa
 
 
 @pytest.mark.parametrize("chosen", ["model", "average"])
-def test_evaluate_measures_what_the_summary_says(tiny: dict[str, Any], tmp_path: Path, chosen: str) -> None:
+def test_evaluate_agrees_with_the_summary(tiny: dict[str, Any], tmp_path: Path, chosen: str) -> None:
     result = train("demo", out=tmp_path / "run", options=tiny, rounds=1, evaluate=chosen)
     again = evaluate(tmp_path / "run")
     prefix = {"model": "", "average": "average_"}[chosen]
@@ -135,15 +135,15 @@ def test_evaluate_measures_what_the_summary_says(tiny: dict[str, Any], tmp_path:
     assert result.accuracy == result.summary[f"{prefix}test_accuracy"]["mean_last_10"]
 
 
-def test_the_classifier_agrees_with_the_run(finished: Path, tmp_path: Path) -> None:
+def test_classifier_agrees_with_the_summary(finished: Path, tmp_path: Path) -> None:
     config = load_config(finished / "config.toml")
     federation = load_federation(config.data, config.seed)
     rows = federation.tests["test"]
     classifier = fedseal.load(finished)
     confidences = classifier(torch.from_numpy(federation.pool.pixels[rows].copy()))
     assert torch.allclose(confidences.sum(dim=1), torch.ones(len(rows)))
-    right = (confidences.argmax(dim=1).numpy() == federation.pool.labels[rows]).mean()
-    assert right == json.loads((finished / "summary.json").read_text())["test_accuracy"]["last"]
+    accuracy = (confidences.argmax(dim=1).numpy() == federation.pool.labels[rows]).mean()
+    assert accuracy == json.loads((finished / "summary.json").read_text())["test_accuracy"]["last"]
 
     path = tmp_path / "image.png"
     Image.fromarray(federation.pool.pixels[rows[0], 0]).save(path)
@@ -152,7 +152,7 @@ def test_the_classifier_agrees_with_the_run(finished: Path, tmp_path: Path) -> N
     assert confidence == pytest.approx(float(confidences[0].max()), abs=1e-6)
 
 
-def test_the_baseline_has_the_same_split(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_baseline_has_the_same_split(tiny: dict[str, Any], tmp_path: Path) -> None:
     config = load_config("demo", tiny)
     base = server_only(config)
     assert base.method == "server-sl" and (base.data, base.server) == (config.data, config.server)
@@ -161,7 +161,7 @@ def test_the_baseline_has_the_same_split(tiny: dict[str, Any], tmp_path: Path) -
     assert result.summary["method"] == "server-sl" and "average_test_accuracy" not in result.summary
 
 
-def test_where_a_run_goes_if_nothing_is_said() -> None:
+def test_default_folder() -> None:
     def folder(*source: str, **keys: object) -> str:
         return str(default_folder("demo", load_config("demo", keys), *source))
 
@@ -171,13 +171,13 @@ def test_where_a_run_goes_if_nothing_is_said() -> None:
     assert str(default_folder(config, config)) == "runs/server-sl-seed0"
 
 
-def test_a_file_that_needs_more_keys_has_a_folder(tmp_path: Path, own: dict[str, Any]) -> None:
+def test_default_folder_of_a_file_that_needs_more_keys(tmp_path: Path, own: dict[str, Any]) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('[data]\nsource = "folders"\n')
     assert str(default_folder(file, load_config(file, own))) == "runs/mine-seed0"
 
 
-def test_a_path_is_absolute_in_every_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_data_path_becomes_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for path in ("images", Path("images")):
         data = {"source": "folders", "path": path}
@@ -185,23 +185,23 @@ def test_a_path_is_absolute_in_every_configuration(monkeypatch: pytest.MonkeyPat
     assert load_config("folders", {"data.path": "~nobody-at-all/x"}).data.path.endswith("~nobody-at-all/x")
 
 
-def test_mistakes_in_a_call_are_named(tiny: dict[str, Any]) -> None:
+def test_errors_name_the_bad_argument(tiny: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"unknown key 'round' \(did you mean 'rounds'\?\)"):
         fedseal.train("demo", round=3)
     with pytest.raises(UserError, match="A Config takes no further keys"):
         fedseal.train(load_config("demo", tiny), rounds=3)
 
 
-def test_own_folders_need_no_size(own: dict[str, Any], shapes: Path, tmp_path: Path) -> None:
+def test_folders_have_a_default_size(own: dict[str, Any], shapes: Path, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(f'[data]\nsource = "folders"\npath = "{shapes}"\n')
     config = load_config(path)
     assert load_federation(config.data, config.seed).pool.pixels.shape[1:] == (3, 32, 32)
 
 
-def test_a_plain_script_without_a_guard(tiny: dict[str, Any], tmp_path: Path) -> None:
-    """Worker processes must not run the user's script once more. And PyTorch's compiler, which would take as
-    long to load as all the rest of PyTorch in every process, is not loaded."""
+def test_script_without_a_main_guard(tiny: dict[str, Any], tmp_path: Path) -> None:
+    """Worker processes must not run the user's script again. PyTorch's compiler must not be loaded either: it
+    would double the start-up time of every process."""
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(f"""
@@ -214,10 +214,10 @@ def test_a_plain_script_without_a_guard(tiny: dict[str, Any], tmp_path: Path) ->
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout.split()) == (0, ["begin", "end", "2", "False"]), done.stderr
     train("demo", out=tmp_path / "here", options=tiny)
-    assert same_weights(tmp_path / "run", tmp_path / "here")  # two workers, or none
+    assert same_weights(tmp_path / "run", tmp_path / "here")  # two workers or none
 
 
-def test_a_folder_is_trained_in_by_one_process_at_a_time(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_only_one_process_can_train_in_a_folder(tiny: dict[str, Any], tmp_path: Path) -> None:
     run = tmp_path / "run"
     train("demo", out=run, options=tiny, rounds=1)
     with lock_run(run), pytest.raises(UserError, match="run is in use: another process"):

@@ -51,7 +51,7 @@ END_SECONDS = 10.0  # for clients to confirm the end of the run
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # and how this machine reaches such a server itself
 
 COMPONENTS = {
-    "serverapp": "fedseal.deploy.server:serve",
+    "serverapp": "fedseal.engines.flower.simulation:simulate",
     "clientapp": "fedseal.engines.flower.client_app:app",
 }
 

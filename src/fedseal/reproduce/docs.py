@@ -2,8 +2,8 @@
 
     python -m fedseal.reproduce.docs README.md docs/results.md docs/evidence.md docs/paper-map.md
 
-A table is written between its two marks, <!-- results NAME --> and <!-- end -->. NAME is `seeds`, `methods`,
-`state`, `evidence`, or the name of a table of the paper. The figure is `docs/accuracy.svg`.
+A table is written between its two marks, <!-- results NAME --> and <!-- end -->. NAME is `first`, `seeds`,
+`methods`, `state`, `evidence`, or the name of a table of the paper. The figure is `docs/accuracy.svg`.
 """
 
 import re
@@ -20,31 +20,41 @@ from fedseal.reproduce.figures import draw_methods
 from fedseal.reproduce.measure import Measured, margins_and_gaps, measure
 from fedseal.reproduce.store import ResultStore
 from fedseal.rounds import LAST_ROUNDS
-from fedseal.storage.accuracies import accuracy_name
+from fedseal.storage.accuracies import PREFIXES, accuracy_name
 from fedseal.storage.events_file import read_rounds
+from fedseal.storage.run_folder import Result
 from fedseal.system.files import write_atomic
 
 MARKED = re.compile(r"(<!-- results (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURE = Path("docs/accuracy.svg")
 MAX_SEEDS = 20
-MODELS = ("model", "average")  # w^t and w̄
+
+
+def write_first(store: ResultStore) -> str:
+    """The global model of FedSEAL beside Server-SL, for every seed of Fashion-MNIST, LeNet, Dirichlet 0.3."""
+    rows: list[tuple[str, float, float]] = []
+    for label, method, alone in measured_seeds(store):
+        rounds = method.summary["rounds"]
+        rows.append((label, 100 * alone.accuracy_after(rounds), 100 * method.accuracy_after(rounds, "model")))
+    if not rows:
+        return "Not run."
+    rows.append(("**mean**", mean(low for _, low, _ in rows), mean(high for _, _, high in rows)))
+    rows.append(("paper", *paper_accuracies()))
+    texts = [[label, f"{low:.2f}%", f"{high:.2f}%", f"{high - low:+.2f}"] for label, low, high in rows]
+    return to_markdown([["seed", "Server-SL", "FedSEAL", "margin in points"], *texts])
 
 
 def write_seeds(store: ResultStore) -> str:
-    """Both models of FedSEAL beside Server-SL for every seed of Fashion-MNIST, LeNet, Dirichlet 0.3.
+    """The same with both models of FedSEAL, their validation accuracy, and a longer run of Server-SL.
 
-    Both models are always shown, because the choice between them affects the conclusions.
+    Both models are shown, because the choice between them affects the conclusions.
     """
-    table, column = find_table("table-fmnist-lenet"), "Dir 0.3"
     rows: list[tuple[str, list[float]]] = []
-    for seed in range(MAX_SEEDS):
-        method, alone = (store.find(Cell(table, r, column, seed, "paper")) for r in ("FedSEAL", "Server-SL"))
-        if method is None or alone is None:
-            continue
-        names = [accuracy_name(model, images) for images in ("test", "validation") for model in MODELS]
+    for label, method, alone in measured_seeds(store):
+        names = [accuracy_name(model, images) for images in ("test", "validation") for model in PREFIXES]
         numbers = [alone.accuracy_after(method.summary["rounds"]), alone.accuracy]
         numbers += [float(method.summary[name]["mean_last_10"]) for name in names]
-        rows.append((str(seed), numbers))
+        rows.append((label, numbers))
         rounds, more = method.summary["rounds"], alone.summary["rounds"]
     if not rows:
         return "Not run."
@@ -58,9 +68,27 @@ def write_seeds(store: ResultStore) -> str:
         cells += [f"{model:.2%} ({checked_model:.1%})", f"{average:.2%} ({checked_average:.1%})"]
         cells += [f"{100 * (model - base):+.2f} / {100 * (average - base):+.2f}" for base in (short, long)]
         lines.append(cells)
-    below, above = (table.paper[row][list(table.columns).index(column)] for row in ("Server-SL", "FedSEAL"))
+    below, above = paper_accuracies()
     lines.append(["paper", f"{below:.2f}%", "–", f"{above:.2f}%", "–", f"{above - below:+.2f}", "–"])
     return to_markdown([head, *lines])
+
+
+def measured_seeds(store: ResultStore) -> Iterator[tuple[str, Result, Result]]:
+    """Every measured seed of Fashion-MNIST, LeNet, Dirichlet 0.3, with FedSEAL and Server-SL."""
+    table = find_table("table-fmnist-lenet")
+    for seed in range(MAX_SEEDS):
+        method, alone = (
+            store.find(Cell(table, row, "Dir 0.3", seed, "paper")) for row in ("FedSEAL", "Server-SL")
+        )
+        if method is not None and alone is not None:
+            yield str(seed), method, alone
+
+
+def paper_accuracies() -> tuple[float, float]:
+    """The paper's Server-SL and FedSEAL in the same setting."""
+    table = find_table("table-fmnist-lenet")
+    number = list(table.columns).index("Dir 0.3")
+    return table.paper["Server-SL"][number], table.paper["FedSEAL"][number]
 
 
 def write_methods(store: ResultStore) -> str:
@@ -101,7 +129,7 @@ def write_evidence(store: ResultStore) -> str:
         ours, theirs = (mean_of_last_rounds(f, config.rounds) for f in (path.parent, default.folder))
         pairs = []
         for images in ("validation", "test"):
-            names = [accuracy_name(model, images) for model in MODELS]
+            names = [accuracy_name(model, images) for model in PREFIXES]
             pairs.append(" / ".join(f"{ours[name]:.1%}" for name in names))
             pairs.append(" / ".join(f"{100 * (ours[name] - theirs[name]):+.1f}" for name in names))
         size = f"{ours['positive']:,.0f} ({ours['positive_correct']:.1%})" if ours["positive"] else "0"
@@ -162,6 +190,7 @@ def to_markdown(rows: list[list[str]]) -> str:
 
 
 WRITERS = {
+    "first": write_first,
     "seeds": write_seeds,
     "methods": write_methods,
     "state": write_state,

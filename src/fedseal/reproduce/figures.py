@@ -16,7 +16,7 @@ else:
     plots = LazyModule("fedseal.report.plots")  # matplotlib takes a second to load
 
 # Rows of table-fmnist-lenet in the README's figure: colour, and a remark for the two bounds.
-METHODS = {
+SHOWN_METHODS = {
     "FedAvg-SL": ("#555555", "clients' labels known"),
     "FedSEAL": ("#d55e00", ""),
     "FedAvg-FixMatch": ("#0072b2", ""),
@@ -50,7 +50,7 @@ def draw_methods(store: ResultStore, path: Path) -> Path | None:
     """Draws the accuracy of w^t by round for several methods, seed 0; None if a run is missing."""
     table = find_table("table-fmnist-lenet")
     series: dict[str, list[tuple[float, float]]] = {}
-    for row in METHODS:
+    for row in SHOWN_METHODS:
         cell = Cell(table, row, "Dir 0.3", 0, "paper")
         found = store.find(cell)
         if found is None:
@@ -59,7 +59,7 @@ def draw_methods(store: ResultStore, path: Path) -> Path | None:
         series[row] = [(event["t"], 100 * event["test_accuracy"]) for event in events]
     styles = {
         row: plots.LineStyle(colour, dashed=bool(remark), remark=remark)
-        for row, (colour, remark) in METHODS.items()
+        for row, (colour, remark) in SHOWN_METHODS.items()
     }
     title = "Test accuracy by round: Fashion-MNIST, 500 labelled images at the server, 10 clients"
     plots.labelled_line_chart(series, styles, title, path)
