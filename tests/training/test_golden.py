@@ -1,12 +1,11 @@
 """Recorded results are reproduced bit for bit."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from fedseal.storage.events_file import read_rounds_until
+from fedseal.reproduce.run_cells import read_numbers
 from fedseal.training.train import train
 
 RESULTS = Path(__file__).parents[2] / "results" / "table-fmnist-lenet"
@@ -19,15 +18,10 @@ AMD = pytest.mark.skipif(
 )
 
 
-def numbers(folder: Path, rounds: int) -> list[dict[str, Any]]:
-    """All numbers of a run's rounds except for times."""
-    return [{k: v for k, v in e.items() if k != "seconds"} for e in read_rounds_until(folder, rounds)]
-
-
 @AMD
 @pytest.mark.parametrize(("cell", "rounds"), [("server-sl-dir-0.9-seed0", 3), ("semifl-dir-0.3-seed0", 3)])
 def test_recorded_rounds_are_reproduced(cell: str, rounds: int, tmp_path: Path) -> None:
     """Compares all numbers of the first rounds, possibly on another processor than the recorded one."""
     config, cpu = RESULTS / cell / "config.toml", {"engine.device": "cpu"}
     train(config, out=tmp_path / "run", rounds=rounds, options=cpu)
-    assert numbers(tmp_path / "run", rounds) == numbers(RESULTS / cell, rounds)
+    assert read_numbers(tmp_path / "run", rounds) == read_numbers(RESULTS / cell, rounds)

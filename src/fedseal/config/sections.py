@@ -159,7 +159,9 @@ class EngineSettings(Settings):
     deadline.
     """
 
-    name: str = Field("local", description="where clients run: local (worker processes) or flower (simulation)")
+    name: str = Field(
+        "local", description="where clients run: local (worker processes) or flower (simulation)"
+    )
     workers: int = Field(0, ge=0, description="worker processes for the clients; 0: one per core")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="device of all tensors")
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
