@@ -1,13 +1,15 @@
 # make demo   everything from a fresh clone to a first result
 # make test   lint, types and the whole test suite
 # make bench  the benchmarks, ratios in one table at the end
+# make bench-peers  other federated-learning frameworks on the same work
 # make lint   ruff and mypy alone
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PEERS := .venv-peers
 
-.PHONY: setup demo test bench lint clean
+.PHONY: setup demo test bench bench-peers lint clean
 
 setup: $(READY)
 
@@ -36,6 +38,17 @@ test: lint
 bench: setup
 	$(BIN)/fedseal data get fashion-mnist
 	$(BIN)/python -m bench
+
+# The frameworks see the packages of the first environment, so that all contestants use the same PyTorch.
+$(PEERS)/.ready: bench/peers/requirements.txt | setup
+	$(PYTHON) -m venv $(PEERS)
+	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > $$(echo $(PEERS)/lib/*/site-packages)/shared.pth
+	$(PEERS)/bin/pip install -q --no-deps -r bench/peers/requirements.txt
+	@touch $@
+
+bench-peers: setup $(PEERS)/.ready
+	$(BIN)/fedseal data get fashion-mnist
+	$(BIN)/python -m bench.peers
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

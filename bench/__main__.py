@@ -1,10 +1,18 @@
-"""All benchmarks, and their ratios in one table."""
+"""All benchmarks, and their ratios in one table, which is also written to `results/bench/ratios.json`."""
+
+import json
+from datetime import date
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from bench import arithmetic, augment, fleet, flower, methods, predict
+from bench import arithmetic, augment, fleet, flower, methods, predict, startup
 from bench import round as one_round
+from fedseal.system.files import write_atomic
+from fedseal.system.machine import cores, versions
+
+RESULTS = Path("results/bench/ratios.json")
 
 
 def reached(ratio: float, target: str) -> bool:
@@ -15,7 +23,7 @@ def reached(ratio: float, target: str) -> bool:
 
 def main() -> None:
     rows = []
-    for part in (arithmetic, augment, predict, one_round, fleet, flower, methods):
+    for part in (startup, arithmetic, augment, predict, one_round, fleet, flower, methods):
         rows += part.run()
     table = Table("what", title="Ratios, each measured side by side on this machine")
     for column in ("measured", "target", ""):
@@ -24,6 +32,9 @@ def main() -> None:
         mark = "[green]ok[/]" if reached(ratio, target) else "[red]miss[/]"
         table.add_row(what, f"{ratio:.2f}", target, mark)
     Console().print(table)
+    measured = [{"what": what, "ratio": round(ratio, 3), "target": target} for what, ratio, target in rows]
+    about = {"date": str(date.today()), "versions": versions(), "cores": cores()}
+    write_atomic(RESULTS, json.dumps(about | {"ratios": measured}, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from fedseal.reproduce.cells import SMOKE
 from fedseal.system.environment import set_up_process
 from fedseal.training.train import train
 
-set_up_process()  # before the first computation, as the entry points do
+set_up_process("portable")  # before the first computation, as the entry points do
 
 TINY: dict[str, Any] = SMOKE | {"engine.workers": 1}
 

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, max_pool2d, relu
 
 from fedseal.config.sections import ModelSettings
+from fedseal.core import Packet
 from fedseal.errors import UserError
-from fedseal.models import MODELS, BasicBlock, LeNet, MaxPool, Network, ResNet9, build_network
+from fedseal.models import MODELS, BasicBlock, LeNet, MaxPool, Network, ResNet9, build_network, check_layout
+from fedseal.weights import get_weights, set_weights
 
 
 def make(channels: int = 3, size: int = 32, classes: int = 10, seed: int = 0, **model: object) -> Network:
@@ -402,3 +404,27 @@ def test_new_entry_in_models_adds_a_network(monkeypatch: pytest.MonkeyPatch) -> 
 def test_settings_reject_unknown_keys_and_values(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         ModelSettings.model_validate(wrong)
+
+
+# ------------------------------------------------------------------ memory layout
+
+
+def test_convolutions_keep_the_fast_layout_when_weights_are_set() -> None:
+    """Strides of conv1 [6, 1, 5, 5]: 25, 1, 5, 1. Copied, loaded or received weights have other strides."""
+    network = build_network(ModelSettings(), channels=1, size=28, classes=10, mean=[0.0], std=[1.0], seed=0)
+    assert network.get_parameter("body.conv1.weight").stride() == (25, 1, 5, 1)
+    assert network.get_parameter("body.conv2.weight").stride() == (150, 1, 30, 6)
+    values = get_weights(network)
+    assert values["body.conv1.weight"].stride() == (25, 25, 5, 1)
+    set_weights(network, Packet.from_bytes(Packet({"model": values}).to_bytes()).tensors["model"])
+    check_layout(network)
+
+
+def test_other_strides_are_refused_where_training_begins() -> None:
+    """For PyTorch these strides, too, are channels-last, since there is one channel."""
+    network = build_network(ModelSettings(), channels=1, size=28, classes=10, mean=[0.0], std=[1.0], seed=0)
+    weight = network.get_parameter("body.conv1.weight")
+    weight.data = weight.data.clone(memory_format=torch.contiguous_format)
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    with pytest.raises(RuntimeError, match=r"body\.conv1\.weight has the strides \(25, 25, 5, 1\)"):
+        check_layout(network)

@@ -250,8 +250,5 @@ class Engine(Protocol):
     def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:
         """Sends every request and yields the replies as they arrive."""
 
-    def memories(self) -> dict[str, bytes]:
-        """The clients' memories, if they are kept on this machine."""
-
     def close(self) -> None:
         """Ends everything that the engine started."""

@@ -9,6 +9,7 @@ from torch.optim.sgd import sgd
 from fedseal import weights
 from fedseal.config.sections import ServerTrainingSettings
 from fedseal.core import Images, LabelledParticipant, Participant
+from fedseal.models import check_layout
 from fedseal.paper import server_loss
 from fedseal.weights import Tensors
 
@@ -32,28 +33,32 @@ def fit(
     `clip` is the maximum norm of a step's gradient.
     """
     weights.set_weights(participant.model, start)
+    check_layout(participant.model)
     participant.model.train()
+    parameters = list(participant.model.parameters())
     momenta: dict[Tensor, Tensor | None] = {}
     for batch in batches:
-        participant.model.zero_grad()
+        for parameter in parameters:
+            parameter.grad = None
         loss(participant.model, *batch).backward()
         if clip is not None:
-            nn.utils.clip_grad_norm_(participant.model.parameters(), clip)
-        _step(participant, lr, momenta)
+            nn.utils.clip_grad_norm_(parameters, clip)
+        _step(participant, [p for p in parameters if p.grad is not None], lr, momenta)
     return weights.get_weights(participant.model)
 
 
 @torch.no_grad()
-def _step(participant: Participant, lr: float, momenta: dict[Tensor, Tensor | None]) -> None:
+def _step(
+    participant: Participant, parameters: list[nn.Parameter], lr: float, momenta: dict[Tensor, Tensor | None]
+) -> None:
     """One step of `torch.optim.SGD`, by the function behind it.
 
     The class itself would import PyTorch's compiler, which doubles the start-up time of every process.
     """
-    moved = {p: p.grad for p in participant.model.parameters() if p.grad is not None}
-    buffers = [momenta.get(p) for p in moved]
+    buffers = [momenta.get(p) for p in parameters]
     sgd(
-        [*moved],
-        [*moved.values()],
+        [*parameters],
+        [p.grad for p in parameters if p.grad is not None],
         buffers,
         fused=participant.device.type != "mps",
         lr=lr,
@@ -63,7 +68,7 @@ def _step(participant: Participant, lr: float, momenta: dict[Tensor, Tensor | No
         nesterov=False,
         maximize=False,
     )
-    momenta.update(zip(moved, buffers, strict=True))
+    momenta.update(zip(parameters, buffers, strict=True))
 
 
 def learning_rate(participant: Participant, t: int) -> float:

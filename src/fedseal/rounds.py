@@ -1,7 +1,7 @@
 """The round loop: drives any method on any engine, and yields events."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,7 @@ def rounds(
     config: Config,
     server: Server,
     engine: Engine,
-    names: tuple[str, ...],
+    names: Sequence[str],
     evaluate: Callable[[Packet], dict[str, float]],
     resume: Progress | None = None,
 ) -> Iterator[Event]:

@@ -304,6 +304,23 @@ def test_damaged_checkpoint_is_refused(fedseal: Command, copy: Path, kept: int) 
     assert contents(copy) == before
 
 
+def test_missing_and_damaged_memories_are_refused(fedseal: Command, copy: Path) -> None:
+    folder = copy / "checkpoint"
+    memories, resume = folder / "memories.sqlite", ("train", copy / "config.toml", "--out", copy, "--resume")
+    whole = memories.read_bytes()
+    for kept in (0, 5, 3000, 4096, -1):
+        memories.write_bytes(whole[:kept])
+        before = contents(copy)
+        answer = fedseal(*resume, "--set", "rounds=3")
+        answer.refuses(f"{memories} is damaged (", f"): delete {folder} to start again.")
+        assert contents(copy) == before
+    memories.unlink()
+    answer = fedseal(*resume, "--set", "rounds=3")
+    answer.refuses(f"{memories} is missing (", f"): delete {folder} to start again.")
+    shutil.rmtree(folder)
+    assert fedseal(*resume, "--set", "rounds=1", "-q").code == 0
+
+
 def test_damaged_summary_is_rewritten_and_missing_events_are_reported(fedseal: Command, copy: Path) -> None:
     summary = copy / "summary.json"
     whole = json.loads(summary.read_text())
@@ -401,11 +418,15 @@ def test_disk_that_fills_up_keeps_the_last_checkpoint(
     run, tiny = disk / "run", tiny | {"fedseal.bootstrap_epochs": 0}
     answer = fedseal("train", "demo", "--out", run, options=tiny)
     state = run / "checkpoint" / "state.safetensors"
-    answer.refuses(f"No space left to write {state}: free some space, then continue the run with --resume.")
+    following = state.with_name("next.safetensors")
+    answer.refuses(
+        f"No space left to write {following}: free some space, then continue the run with --resume."
+    )
     assert {path.name for path in run.rglob("*") if path.is_file() and "tfevents" not in path.name} == {
         "config.toml",
         "events.jsonl",
         "state.safetensors",
+        "memories.sqlite",
         "lock",
     }
     assert Packet.from_bytes(state.read_bytes()).scalars["t"] == 1

@@ -18,7 +18,8 @@ from deployment import free_port
 
 from fedseal.core import Packet
 from fedseal.deploy import keys
-from fedseal.deploy.client import Client, describe_round
+from fedseal.deploy.client import describe_round
+from fedseal.deploy.connection import Connection
 from fedseal.errors import UserError
 
 
@@ -49,8 +50,12 @@ def listening(*statuses: int, folder: Path | None = None, host: str = "127.0.0.1
             thread.join()
 
 
-def client(tmp_path: Path, server: str, key: Path | None) -> Client:
-    return Client(server, tmp_path, tmp_path / "memory", "north", keys.read_client_key(key) if key else None)
+def connect(port: int, key: Path | None, *, host: str = "127.0.0.1", wait: float = 60) -> list[str]:
+    """Connects to the server, and returns what the user is told."""
+    messages: list[str] = []
+    server_key = keys.read_client_key(key) if key else None
+    Connection(f"{host}:{port}", server_key, wait, messages.append).connect()
+    return messages
 
 
 @pytest.fixture
@@ -59,24 +64,32 @@ def key(tmp_path: Path) -> Path:
 
 
 def test_the_server_is_waited_for_until_it_is_ready(key: Path, tmp_path: Path) -> None:
-    messages: list[str] = []
     with listening(503, 503, 200, folder=tmp_path / "keys") as port:
-        client(tmp_path, f"127.0.0.1:{port}", key).wait_for_server(60, messages.append)
-    assert messages == [f"waiting for the server at 127.0.0.1:{port}"]
+        messages = connect(port, key)
+    assert messages == [f"waiting for the server at 127.0.0.1:{port}", f"joined 127.0.0.1:{port}"]
 
 
-def test_an_unregistered_key_is_refused(key: Path, tmp_path: Path) -> None:
-    with (
-        listening(403, folder=tmp_path / "keys") as port,
-        pytest.raises(UserError, match="not registered"),
-    ):
-        client(tmp_path, f"127.0.0.1:{port}", key).wait_for_server(60, print)
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [(403, "key is not registered"), (401, "clocks agree"), (404, "is not a fedseal server")],
+)
+def test_a_client_is_refused(status: int, reason: str, key: Path, tmp_path: Path) -> None:
+    with listening(status, folder=tmp_path / "keys") as port, pytest.raises(UserError, match=reason):
+        connect(port, key)
+
+
+def test_an_earlier_connection_is_waited_for(key: Path, tmp_path: Path) -> None:
+    with listening(412, 412, 200, folder=tmp_path / "keys") as port:
+        messages = connect(port, key)
+    assert len(messages) == 2 and "still lists an earlier connection" in messages[0]
+    with listening(412, folder=tmp_path / "keys") as port, pytest.raises(UserError, match="stop its"):
+        connect(port, key, wait=0)
 
 
 def test_a_certificate_of_another_ca_is_refused(key: Path, tmp_path: Path) -> None:
     keys.create_keys(tmp_path / "other", [], [])
     with listening(200, folder=tmp_path / "other") as port, pytest.raises(UserError) as caught:
-        client(tmp_path, f"127.0.0.1:{port}", key).wait_for_server(60, print)
+        connect(port, key)
     assert "not the server that this key is for" in str(caught.value)
 
 
@@ -85,21 +98,21 @@ def test_a_certificate_for_another_host_is_refused(key: Path, tmp_path: Path) ->
         listening(200, folder=tmp_path / "keys", host="127.0.0.2") as port,
         pytest.raises(UserError) as caught,
     ):
-        client(tmp_path, f"127.0.0.2:{port}", key).wait_for_server(60, print)
+        connect(port, key, host="127.0.0.2")
     assert "not the server that this key is for" in str(caught.value) and "127.0.0.2'" in str(caught.value)
 
 
-def test_a_server_without_tls_is_refused(key: Path, tmp_path: Path) -> None:
+def test_a_server_without_tls_is_refused(key: Path) -> None:
     with listening(200) as port, pytest.raises(UserError, match="does not use TLS"):
-        client(tmp_path, f"127.0.0.1:{port}", key).wait_for_server(60, print)
+        connect(port, key)
 
 
 def test_a_server_with_tls_is_not_joined_without_a_key(key: Path, tmp_path: Path) -> None:
     with listening(200, folder=tmp_path / "keys") as port, pytest.raises(UserError, match="give --key"):
-        client(tmp_path, f"127.0.0.1:{port}", None).wait_for_server(60, print)
+        connect(port, None)
 
 
-def test_a_server_that_ends_during_the_handshake_is_waited_for(key: Path, tmp_path: Path) -> None:
+def test_a_server_that_ends_during_the_handshake_is_waited_for(key: Path) -> None:
     messages: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -112,8 +125,9 @@ def test_a_server_that_ends_during_the_handshake_is_waited_for(key: Path, tmp_pa
 
         thread = threading.Thread(target=end)
         thread.start()
+        connection = Connection(f"127.0.0.1:{port}", keys.read_client_key(key), 1, messages.append)
         with pytest.raises(UserError, match="No server answered"):
-            client(tmp_path, f"127.0.0.1:{port}", key).wait_for_server(1, messages.append)
+            connection.connect()
         thread.join()
     assert messages == [f"waiting for the server at 127.0.0.1:{port}"]
 
@@ -125,6 +139,9 @@ def test_errors_of_a_client(key: Path, fedseal: Command, tmp_path: Path) -> None
     fedseal("join", "localhost:1", "--images", tmp_path / "none", "--key", key).refuses("There is no folder")
     fedseal("join", "localhost:1", "--images", tmp_path, "--key", tmp_path / "keys/ca.crt").refuses(
         "not a client's key"
+    )
+    fedseal("join", "localhost:1", "--images", tmp_path, "--key", key, "--memory", key).refuses(
+        "Cannot write"
     )
     fedseal("join", f"127.0.0.1:{free_port()}", *join).refuses("No server answered", "check host and port")
 

@@ -2,6 +2,7 @@
 
 import json
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,42 @@ def test_client_and_server_are_killed_and_continue(processes: Processes, images:
     memory = Packet.from_bytes(deployment.memory("north").read_bytes())
     assert int(memory.tensors["images"]["count"].min()) >= 3  # the memory survived
     assert same_weights(deployment.run, deployment.train_locally())
+
+
+def test_a_client_is_one_process_without_a_port_and_leaves_when_it_is_stopped(
+    processes: Processes,  # noqa: F811
+    images: Path,  # noqa: F811
+) -> None:
+    deployment = Deployment(processes, images, rounds=1)
+    server = deployment.serve()
+    wait_until(lambda: "listening" in server.output, server)
+    before = set(processes.running())
+    client = deployment.join("north")
+    wait_until(lambda: "1 of 3 clients are connected" in server.output, server, client)
+    assert set(processes.running()) - before == {client.process.pid}
+    assert "joined" in client.output and listening_ports(client.process.pid) == []
+    assert len(listening_ports(*before)) == 1  # the server's
+    assert list(deployment.memory_folder("north").iterdir()) == []
+
+    client.process.terminate()
+    assert client.wait() == 130
+    assert "Deactivated" in (deployment.run / "flower.log").read_text("utf-8")
+    wait_until(lambda: server.output.count("0 of 3 clients are connected") == 2, server)
+
+
+def listening_ports(*numbers: int) -> list[str]:
+    """The TCP ports on which these processes listen, each as the kernel writes it."""
+    sockets = set()
+    for number in numbers:
+        for path in Path(f"/proc/{number}/fd").iterdir():
+            with suppress(OSError):  # closed in the meantime
+                sockets.add(path.readlink().name)
+    rows = [
+        row.split()
+        for name in ("tcp", "tcp6")
+        for row in Path("/proc/net", name).read_text().splitlines()[1:]
+    ]
+    return [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]  # 0A: listening
 
 
 def test_a_restarted_run_has_another_identifier(tmp_path: Path) -> None:

@@ -42,33 +42,38 @@ def run_rounds(setup: RunSetup, engine: Engine) -> Iterator[Event]:
     return rounds(setup.config, setup.server(), engine, setup.federation.names, lambda state: {})
 
 
-def final(setup: RunSetup, engine: LocalEngine | None = None) -> tuple[bytes, dict[str, bytes]]:
+def memories(engine: LocalEngine) -> dict[int, bytes]:
+    """The memories of all clients that have one."""
+    return {k: memory for k in engine.clients if (memory := engine.memories.get(k))}
+
+
+def final(setup: RunSetup, engine: LocalEngine | None = None) -> tuple[bytes, dict[int, bytes]]:
     """The state after the last round and the memories of all clients, as bytes."""
     engine = engine or LocalEngine(setup)
     try:
         states = [event.state for event in run_rounds(setup, engine) if isinstance(event, RoundDone)]
         assert len(states) == setup.config.rounds
-        return states[-1].to_bytes(), engine.memories()
+        return states[-1].to_bytes(), memories(engine)
     finally:
         engine.close()
 
 
 @pytest.fixture(scope="module")
-def reference() -> tuple[bytes, dict[str, bytes]]:
+def reference() -> tuple[bytes, dict[int, bytes]]:
     """The result with one worker."""
     return final(small())
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_workers_do_not_change_the_result(reference: tuple[bytes, dict[str, bytes]], workers: int) -> None:
+def test_workers_do_not_change_the_result(reference: tuple[bytes, dict[int, bytes]], workers: int) -> None:
     assert final(small(engine__workers=workers)) == reference
 
 
-def test_seed_changes_the_result(reference: tuple[bytes, dict[str, bytes]]) -> None:
+def test_seed_changes_the_result(reference: tuple[bytes, dict[int, bytes]]) -> None:
     assert final(small(seed=1))[0] != reference[0]
 
 
-def test_order_of_replies_does_not_change_the_result(reference: tuple[bytes, dict[str, bytes]]) -> None:
+def test_order_of_replies_does_not_change_the_result(reference: tuple[bytes, dict[int, bytes]]) -> None:
     class Backwards(LocalEngine):
         def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:
             yield from reversed(list(super().exchange(requests)))
@@ -77,7 +82,7 @@ def test_order_of_replies_does_not_change_the_result(reference: tuple[bytes, dic
 
 
 def test_killed_worker_is_replaced_and_the_result_is_the_same(
-    reference: tuple[bytes, dict[str, bytes]],
+    reference: tuple[bytes, dict[int, bytes]],
 ) -> None:
     setup = small(engine__workers=2)
     engine, killed, state = LocalEngine(setup), False, Packet()
@@ -91,7 +96,7 @@ def test_killed_worker_is_replaced_and_the_result_is_the_same(
             if isinstance(event, RoundDone):
                 state = event.state
         assert killed
-        assert (state.to_bytes(), engine.memories()) == reference
+        assert (state.to_bytes(), memories(engine)) == reference
         assert all(worker.process.is_alive() for worker in engine._workers)
     finally:
         engine.close()
@@ -124,7 +129,7 @@ def test_client_that_kills_its_workers_is_left_out(monkeypatch: pytest.MonkeyPat
     problem = replies[1].problem
     assert problem is not None and problem.worker_died and "died twice" in problem.reason
     assert not replies[0].problem and not replies[2].problem
-    assert sorted(engine.memories()) == ["0", "2"]
+    assert sorted(memories(engine)) == [0, 2]
 
 
 def test_worker_keeps_the_packets_of_the_current_round_only() -> None:

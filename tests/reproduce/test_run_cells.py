@@ -92,7 +92,7 @@ def test_a_cell_that_another_process_starts_at_the_same_time_is_tried_again(
 
 def test_a_killed_cell_is_reported_as_killed(here: Path, cell: Cell) -> None:
     """Whatever it printed before."""
-    running = start(cell, here / "run", 1)
+    running = start(cell, here / "run", 1, {})
     running.stderr.write("warning: something else\n")
     running.process.kill()
     running.process.wait()

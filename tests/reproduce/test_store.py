@@ -10,11 +10,11 @@ import pytest
 from fedseal.errors import UserError
 from fedseal.reproduce.cells import find_table, load_tables
 from fedseal.reproduce.run_cells import run_cells
-from fedseal.reproduce.store import COMPATIBLE_VERSIONS, KEPT_FILES, ResultStore, identity
+from fedseal.reproduce.store import KEPT_FILES, KNOWN_VERSIONS, ResultStore, identity
 
 
 def test_a_release_says_whether_earlier_results_stay_valid() -> None:
-    assert COMPATIBLE_VERSIONS[0] == version("fedseal")
+    assert KNOWN_VERSIONS[0] == version("fedseal")
 
 
 def test_a_longer_run_of_a_compatible_version_answers_for_a_cell(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_a_longer_run_of_a_compatible_version_answers_for_a_cell(tmp_path: Path)
     for change, answers in (
         ({"rounds": 3}, True),
         ({"rounds": 1}, False),
-        ({"versions": {"fedseal": COMPATIBLE_VERSIONS[-1]}}, True),
+        ({"versions": {"fedseal": KNOWN_VERSIONS[-1]}}, True),
         ({"versions": {"fedseal": "0.0.0"}}, False),
     ):
         kept.write_text(json.dumps(summary | change), "utf-8")

@@ -13,8 +13,9 @@ from fedseal.system.environment import FLOWER
 
 AVX2 = pytest.mark.skipif(not torch.cpu._is_avx2_supported(), reason="this processor has no AVX2")
 SHOW = "import os, torch; print(torch.backends.cpu.get_cpu_capability(), os.getenv('ONEDNN_MAX_CPU_ISA'))"
-SET_UP = "from fedseal.system.environment import set_up_process; set_up_process()"
-WORKER = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SET_UP!r} + '; ' + {SHOW!r}])"
+SET_UP = "from fedseal.system.environment import set_up_process; set_up_process('portable')"
+USED = "from fedseal.system.environment import used_arithmetic; print(used_arithmetic())"
+WORKER = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SHOW!r}])"
 
 
 def shown(*statements: str, **environment: str) -> str:
@@ -51,19 +52,30 @@ print(len(modules), sorted(changed))
     assert int(number) > 60 and changed.strip() == "[]", done.stdout + done.stderr
 
 
-@AVX2
-@pytest.mark.parametrize("entry", ["load_config('demo')", "load('none')", "train('demo', out='/')"])
-def test_every_entry_point_computes_with_avx2(entry: str) -> None:
-    """This includes calls that end with an error."""
-    call = f"import contextlib, fedseal\nwith contextlib.suppress(fedseal.UserError): fedseal.{entry}"
-    assert shown(call) == "AVX2 AVX2"
+TRAIN = """
+import contextlib, fedseal
+with contextlib.suppress(fedseal.UserError):
+    fedseal.train('demo', out='/'{})
+"""
 
 
 @AVX2
-def test_variables_turn_portable_arithmetic_off() -> None:
-    plain = shown("pass")
-    assert shown(SET_UP, MKL_ENABLE_INSTRUCTIONS="AVX2") == plain
-    assert shown(SET_UP, ATEN_CPU_CAPABILITY="default") == "DEFAULT None"
+def test_training_computes_with_avx2_by_default() -> None:
+    """This includes a call that ends with an error."""
+    assert shown(TRAIN.format("")) == "AVX2 AVX2"
+
+
+@AVX2
+def test_native_arithmetic_uses_all_instructions() -> None:
+    native = TRAIN.format(", options={'engine.arithmetic': 'native'}")
+    assert shown(native) == shown("pass") == shown(native, **VARIABLES)
+
+
+@AVX2
+def test_reading_a_configuration_or_a_model_selects_nothing() -> None:
+    for call in ("load_config('demo')", "load_config('demo', {'engine.arithmetic': 'native'})"):
+        assert shown(f"import fedseal; fedseal.{call}") == shown("pass")
+        assert shown(SET_UP, f"import fedseal; fedseal.{call}") == "AVX2 AVX2"
 
 
 @AVX2
@@ -79,7 +91,21 @@ def test_user_defined_method_may_compute_when_it_is_loaded(tmp_path: Path) -> No
 @AVX2
 @pytest.mark.parametrize("before", ["pass", "import torch; torch.ones(2).sum()"])
 def test_workers_use_the_instruction_set_of_their_parent(before: str) -> None:
-    worker, parent = shown(before, SET_UP, WORKER).splitlines()
-    assert worker == parent
+    """Also if PyTorch has computed before, when it is too late for the parent."""
+    worker, used, parent = shown(before, SET_UP, WORKER, USED).splitlines()
+    assert (worker, used) == (parent, "portable" if parent == "AVX2 AVX2" else "native")
     if before == "pass":
         assert parent == "AVX2 AVX2"
+
+
+@AVX2
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() == shown("pass").split()[0], reason="AVX2 is all that there is"
+)
+def test_it_is_said_when_it_is_too_late() -> None:
+    message = shown(
+        "import logging, torch; torch.ones(2).sum()",
+        "import sys; logging.basicConfig(stream=sys.stdout, format='%(message)s')",
+        SET_UP,
+    )
+    assert "PyTorch has computed before with all instructions" in message

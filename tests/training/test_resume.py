@@ -7,11 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import fedseal
 from conftest import alive, children
 from fedseal.core import Packet
+from fedseal.engines.memory_store import MemoryStore
 
 SMALL = {
     "rounds": 6,
@@ -28,15 +33,65 @@ SMALL = {
 }
 
 
+# A run whose process is killed before or after the commit of round 4.
+KILLED_COMMIT = """
+import os, signal
+from fedseal.cli.main import main
+from fedseal.engines.memory_store import MemoryStore
+
+def commit(store, t, original=MemoryStore.commit):
+    if t == 4 and {before}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    original(store, t)
+    if t == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+MemoryStore.commit = commit
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an uninterrupted run."""
+    return fedseal.train("fmnist-lenet", out=tmp_path_factory.mktemp("whole"), options=SMALL).folder
+
+
+def arguments(out: Path, **more: object) -> list[str]:
+    settings = {**SMALL, **{key.replace("__", "."): value for key, value in more.items()}}
+    words = ["train", "fmnist-lenet", "--out", str(out), "--resume", "--quiet"]
+    return [*words, *(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))]
+
+
 def command(out: Path) -> list[str]:
-    settings = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
-    words = ["-m", "fedseal", "train", "fmnist-lenet", "--out", str(out), "--resume", "--quiet"]
-    return [sys.executable, *words, *settings]
+    return [sys.executable, "-m", "fedseal", *arguments(out)]
 
 
-def test_run_killed_at_any_moment_and_resumed_gives_the_same_result(tmp_path: Path) -> None:
+def events(run: Path) -> list[dict[str, Any]]:
+    """The events of a run without times."""
+    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def check_same_result(cut: Path, whole: Path) -> None:
+    assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert [event["t"] for event in events(cut)] == list(range(1, 7))
+    assert events(cut) == events(whole)
+    before, after = (
+        MemoryStore(run / "checkpoint" / "memories.sqlite", fingerprint(run)) for run in (whole, cut)
+    )
+    with closing(before), closing(after):
+        assert [after.get(k) for k in range(4)] == [before.get(k) for k in range(4)]
+        assert before.t == after.t == 6 and all(before.get(k) for k in range(4))
+
+
+def fingerprint(run: Path) -> str:
+    state = run / "checkpoint" / "state.safetensors"
+    return str(Packet.from_bytes(state.read_bytes()).scalars["fingerprint"])
+
+
+def test_run_killed_at_any_moment_and_resumed_gives_the_same_result(whole: Path, tmp_path: Path) -> None:
     """Kills the run during bootstrapping, then at random moments until it finishes. No worker outlives it."""
-    whole = fedseal.train("fmnist-lenet", out=tmp_path / "whole", options=SMALL)
     checkpoint = tmp_path / "cut" / "checkpoint" / "state.safetensors"
     run = subprocess.Popen(command(tmp_path / "cut"))
     while run.poll() is None and not checkpoint.exists():
@@ -48,9 +103,9 @@ def test_run_killed_at_any_moment_and_resumed_gives_the_same_result(tmp_path: Pa
     moment, kills = random.Random(0), 0
     for _ in range(20):
         run = subprocess.Popen(command(tmp_path / "cut"))
-        events = tmp_path / "cut" / "events.jsonl"
-        before = events.read_text().count("\n") if events.exists() else 0
-        while run.poll() is None and (not events.exists() or events.read_text().count("\n") < before + 2):
+        log = tmp_path / "cut" / "events.jsonl"
+        before = log.read_text().count("\n") if log.exists() else 0
+        while run.poll() is None and (not log.exists() or log.read_text().count("\n") < before + 2):
             time.sleep(0.01)
         time.sleep(moment.uniform(0, 0.2))
         workers = children(run.pid)
@@ -64,12 +119,21 @@ def test_run_killed_at_any_moment_and_resumed_gives_the_same_result(tmp_path: Pa
             assert time.monotonic() < deadline, "a worker outlives its run"
             time.sleep(0.05)
     assert run.wait() == 0 and kills >= 2
-    assert (tmp_path / "cut/model.safetensors").read_bytes() == (
-        whole.folder / "model.safetensors"
-    ).read_bytes()
-    lines = [json.loads(line) for line in (tmp_path / "cut/events.jsonl").read_text().splitlines()]
-    assert [line["t"] for line in lines] == list(range(1, 7))
-    expected_lines = [json.loads(line) for line in (whole.folder / "events.jsonl").read_text().splitlines()]
-    for event, expected in zip(lines, expected_lines, strict=True):
-        event.pop("seconds"), expected.pop("seconds")
-        assert event == expected
+    check_same_result(tmp_path / "cut", whole)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_run_killed_before_or_after_the_commit_of_memories_gives_the_same_result(
+    before: bool, whole: Path, tmp_path: Path
+) -> None:
+    """With a checkpoint every two rounds, the memories of rounds 3 and 4 are lost or kept with the commit."""
+    run = tmp_path / "cut"
+    script = KILLED_COMMIT.format(before=before)
+    killed = subprocess.run([sys.executable, "-c", script, *arguments(run, engine__checkpoint_every=2)])
+    assert killed.returncode == -signal.SIGKILL
+    for name, t in (("state", 2), ("next", 4)):
+        assert Packet.from_bytes((run / "checkpoint" / f"{name}.safetensors").read_bytes()).scalars["t"] == t
+    with closing(MemoryStore(run / "checkpoint" / "memories.sqlite", fingerprint(run))) as store:
+        assert store.t == (2 if before else 4)
+    assert subprocess.run(command(run)).returncode == 0
+    check_same_result(run, whole)

@@ -75,6 +75,7 @@ def test_summary_describes_the_run(finished: Path) -> None:
     assert (summary["method"], summary["rounds"], summary["seed"], summary["clients"]) == ("fedseal", 2, 0, 3)
     assert summary["config"] == config.fingerprint() and len(summary["split"]) == 16
     assert summary["versions"].keys() == {"fedseal", "torch", "numpy", "python", "machine", "processor"}
+    assert summary["arithmetic"] == "portable"
     assert summary["seconds"] > 0 and summary["skipped_files"] == 0 and summary["left_out"] == {}
 
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 from rich.markup import escape
 from rich.table import Table
@@ -13,11 +12,14 @@ from fedseal.errors import UserError
 from fedseal.system.lazy import LazyModule
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from fedseal.config import load
     from fedseal.data import cache, catalogue, federation, sources
     from fedseal.data.pool import Federation
     from fedseal.report import plots
 else:
+    np = LazyModule("numpy")
     load = LazyModule("fedseal.config.load")
     cache = LazyModule("fedseal.data.cache")
     catalogue = LazyModule("fedseal.data.catalogue")

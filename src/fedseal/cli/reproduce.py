@@ -30,6 +30,9 @@ else:
     machine = LazyModule("fedseal.system.machine")
 
 
+MAX_NAMES = 4  # of outdated cells in the list
+
+
 def reproduce(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="A name from --list.")] = None,
     seeds: Annotated[
@@ -50,6 +53,12 @@ def reproduce(
     ] = "",
     list_: Annotated[
         bool, typer.Option("--list", help="List all tables and figures, the cells run, and the time left.")
+    ] = False,
+    renew: Annotated[
+        bool,
+        typer.Option(
+            "--renew", help="Also run cells again whose result is from a version that rounds differently."
+        ),
     ] = False,
     no_run: Annotated[
         bool, typer.Option("--no-run", help="Show the results so far and run nothing.")
@@ -92,11 +101,11 @@ def reproduce(
         example = table.cells(1, size)[0].name
         raise UserError(f"No cell of {name} has '{only}' in its name: a cell is called {example}.")
     jobs = min(jobs, machine.cores())
-    missing = [cell for cell in wanted if kept.find(cell) is None]
+    missing = [cell for cell in wanted if kept.is_missing(cell, renew=renew)]
     if missing and not no_run:
         left = f"{len(missing)} of {len(wanted)} cells to run, {_format_time(missing)}, into {results}"
         console.print(escape(left), soft_wrap=True)
-    failed = 0 if no_run else _run(run_cells.run_cells(wanted, kept, work, jobs))
+    failed = 0 if no_run else _run(run_cells.run_cells(wanted, kept, work, jobs, renew=renew))
     if table.figure:
         path = figures.draw_figure(table, kept, size)
         text = str(path) if path else "not drawn, because some of its cells have not been run"
@@ -155,6 +164,8 @@ def _show(table: "Table", kept: "ResultStore", seeds: int, scale: "Scale") -> No
     title = f"{table.title}{mark}: accuracy in %, mean of the last ten rounds (paper)"
     texts = {row: {c: place.text() for c, place in columns.items()} for row, columns in measured.items()}
     console.print(_grid(title, texts))
+    if note := measure.outdated_note(measured):
+        console.print(escape(note))
     if further := measure.margins_and_gaps(measured):
         console.print(_grid("Margin over Server-SL (paper), gap recovered (paper)", further))
     if scale == "reduced":
@@ -171,15 +182,24 @@ def _grid(title: str, rows: dict[str, dict[str, str]]) -> Grid:
 
 
 def _list(kept: "ResultStore", seeds: int, scale: "Scale") -> None:
-    grid = Grid("name", "what", "cells run", "time left", box=None, header_style="bold")
+    grid = Grid("name", "what", "cells run", "time left", "outdated (--renew)", box=None, header_style="bold")
     with console.status("measuring the speed of the networks"):
         for table in cells.load_tables().values():
             all_cells = table.cells(seeds, scale)
-            missing = [cell for cell in all_cells if kept.find(cell) is None]
+            missing = [cell for cell in all_cells if kept.is_missing(cell)]
+            outdated = [c for c in all_cells if c not in missing and kept.is_missing(c, renew=True)]
             done = f"{len(all_cells) - len(missing)}/{len(all_cells)}"
-            grid.add_row(table.name, escape(table.title), done, _format_time(missing) if missing else "")
+            left = _format_time(missing) if missing else ""
+            grid.add_row(table.name, escape(table.title), done, left, _describe_outdated(outdated))
     console.print(grid)
     console.print(f"scale: {scale}; times are rough estimates for this machine with {machine.cores()} cores")
+
+
+def _describe_outdated(outdated: "list[Cell]") -> str:
+    """The cells to measure again, by name if they are few."""
+    if len(outdated) > MAX_NAMES:
+        return f"{len(outdated)} cells, {_format_time(outdated)}"
+    return ", ".join(cell.name for cell in outdated)
 
 
 def _format_time(missing: "list[Cell]") -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedseal.config.config import Config, did_you_mean, parse
 from fedseal.errors import UserError
+from fedseal.methods import METHODS
 from fedseal.methods.loader import absolute_method
 from fedseal.system.environment import set_up_process
 
@@ -17,12 +18,14 @@ PRESETS = resources.files("fedseal.config") / "presets"
 
 def load_config(source: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> Config:
     """A preset by name or a TOML file by path, with single keys ("fedseal.theta") replaced."""
-    set_up_process()  # your own method's file may compute when it is loaded
     raw = _read(source)
     for key, value in (overrides or {}).items():
         _put(raw, key, value)
     if isinstance(raw.get("method"), str):
         raw["method"] = absolute_method(raw["method"])
+        if raw["method"] not in METHODS:  # a file of your own, which may compute when it is loaded
+            engine = raw.get("engine")
+            set_up_process(engine.get("arithmetic", "portable") if isinstance(engine, dict) else "portable")
     return parse(raw, str(source))
 
 

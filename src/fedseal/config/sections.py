@@ -164,6 +164,11 @@ class EngineSettings(Settings):
     )
     workers: int = Field(0, ge=0, description="worker processes for the clients; 0: one per core")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="device of all tensors")
+    arithmetic: Literal["portable", "native"] = Field(
+        "portable",
+        description="portable: AVX2 only, so that processors with AVX2 agree to the last bit; native: all"
+        " instructions of the processor",
+    )
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
     deadline: float = Field(600, gt=0, description="seconds that a round waits for clients on other machines")
     min_replies: int = Field(

@@ -66,7 +66,7 @@ class Federation:
     pool: Pool
     labelled: Ints  # the server's training images, D_s
     validation: Ints  # the server's validation images, D_s^val
-    clients: tuple[Ints, ...]  # D_n of each client
-    names: tuple[str, ...]  # of the clients
+    clients: Sequence[Ints]  # D_n of each client; a round reads those of the clients that it asks
+    names: Sequence[str]  # of the clients
     tests: Mapping[str, Ints]  # "test" as in the paper; "official" if the data set's own test set differs
     fingerprint: str = ""  # of all of the above, including the pixels

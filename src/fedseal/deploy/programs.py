@@ -1,4 +1,4 @@
-"""Flower's programs as child processes, for the server and for clients."""
+"""Flower's SuperLink as a child process of the server."""
 
 import os
 import signal
@@ -9,9 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
-
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
-from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 
 from fedseal.deploy.guard import GUARD_FILE
 from fedseal.errors import UserError
@@ -26,11 +23,11 @@ NO_BYPASS = {  # these variables of Flower and uvicorn would open ways around th
 Notify = Callable[[str], None]  # called with messages for the user
 
 
-class Program:
-    """One of Flower's programs in a child process, which ends with this process."""
+class SuperLink:
+    """Flower's SuperLink in a child process, which ends with this process."""
 
-    def __init__(self, name: str, options: Sequence[str], home: Path, log: Path) -> None:
-        self.name, self.log = name, log
+    def __init__(self, options: Sequence[str], home: Path, log: Path) -> None:
+        self.log = log
         variables = {
             PARENT: str(os.getpid()),
             "FLWR_HOME": str(home),
@@ -40,21 +37,18 @@ class Program:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "fedseal.deploy.flower_program", name, *options],
+                [sys.executable, "-P", "-m", "fedseal.deploy.flower_program", *options],
                 env={**os.environ, **variables, **NO_BYPASS},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                start_new_session=True,  # Ctrl-C reaches only this process, which then stops the program
+                start_new_session=True,  # Ctrl-C reaches only this process, which then stops the SuperLink
             )
 
-    def ended(self) -> bool:
-        return self.process.poll() is not None
-
     def check(self) -> None:
-        """Raises if the program has ended by itself."""
-        if self.ended():
-            raise UserError(f"Flower's {self.name} has ended: see the end of {self.log}.")
+        """Raises if the SuperLink has ended by itself."""
+        if self.process.poll() is not None:
+            raise UserError(f"Flower's SuperLink has ended: see the end of {self.log}.")
 
     def stop(self) -> None:
         for number, seconds in ((signal.SIGTERM, 10), (signal.SIGKILL, 5)):
@@ -73,7 +67,7 @@ class Program:
 
 @contextmanager
 def flower_home(secret: bytes) -> Iterator[Path]:
-    """A private folder for a program's files, with the secret that authorises this process to take tasks."""
+    """A private folder for the SuperLink, with the secret that authorises this process to take its tasks."""
     with tempfile.TemporaryDirectory(prefix="fedseal-", ignore_cleanup_errors=True) as folder:
         secret_file(Path(folder)).write_bytes(secret)
         yield Path(folder)
@@ -85,15 +79,3 @@ def secret_file(home: Path) -> Path:
 
 def guard_file(home: Path) -> Path:
     return home / "guard.json"
-
-
-def version_interceptor(component: str) -> RuntimeVersionHttpInterceptor:
-    """Adds the version of Flower to each request, which Flower's programs require."""
-    return RuntimeVersionHttpInterceptor(component_name=component)
-
-
-def task_interceptors(secret: bytes) -> list[ProtobufClientInterceptor]:
-    """Authorises requests for tasks at one of Flower's programs."""
-    method = "/flwr.proto.Runtime/AcquireTask"
-    task = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[method])
-    return [version_interceptor("SuperExec"), task]

@@ -1,6 +1,6 @@
 """`fedseal serve`: trains with clients on other machines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from fedseal.data.pool import Pool, join_parts
 from fedseal.data.splits import split_server
 from fedseal.deploy.superlink import Endpoint, connect
 from fedseal.engines.flower.engine import FlowerEngine
+from fedseal.engines.memory_store import MemoryStore
 from fedseal.errors import UserError
 from fedseal.run_setup import RunSetup
 from fedseal.storage.run_folder import Result
@@ -62,7 +63,7 @@ def serve(
     federation = split_server(images.read(config.data), config.data, config.seed, names)
     notify = partial(console.print, markup=False, soft_wrap=True)
 
-    def start_engine(setup: RunSetup, memories: Mapping[str, bytes]) -> FlowerEngine:
+    def start_engine(setup: RunSetup, memories: MemoryStore) -> FlowerEngine:
         return connect(setup, folder, endpoint, clients=clients, wait=wait, notify=notify)
 
     return run_training(

@@ -23,21 +23,14 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedseal.deploy import keys
 from fedseal.deploy.grid import SafeGrid
 from fedseal.deploy.guard import admit_clients
-from fedseal.deploy.programs import (
-    Notify,
-    Program,
-    flower_home,
-    guard_file,
-    secret_file,
-    task_interceptors,
-    version_interceptor,
-)
+from fedseal.deploy.programs import Notify, SuperLink, flower_home, guard_file, secret_file
 from fedseal.engines.flower.engine import ClientRegistry, FlowerEngine, flower_errors
 from fedseal.engines.flower.task import END_OF_RUN, make_task
 from fedseal.errors import UserError
@@ -120,7 +113,7 @@ def connect(
         home = stack.enter_context(flower_home(secret))
         options = [*endpoint.options(), "--isolation", "process"]
         options += ["--superexec-auth-secret-file", str(secret_file(home))]
-        superlink = stack.enter_context(Program("superlink", options, home, folder / "flower.log"))
+        superlink = stack.enter_context(SuperLink(options, home, folder / "flower.log"))
         wait_until_healthy(superlink, endpoint)
         with flower_errors():
             start_run(endpoint, public_keys or [])
@@ -157,7 +150,7 @@ def run_id(folder: Path) -> str:
     return path.read_text("utf-8")
 
 
-def wait_until_healthy(superlink: Program, endpoint: Endpoint) -> None:
+def wait_until_healthy(superlink: SuperLink, endpoint: Endpoint) -> None:
     """Returns when the SuperLink answers."""
     certificate = endpoint.ca_certificate
     verify = ssl.create_default_context(cadata=certificate.decode()) if certificate else True
@@ -194,7 +187,7 @@ publisher = "fedseal"
     bundle = build_fab_from_files({"pyproject.toml": app.encode()})[0]
     certificate = endpoint.ca_certificate
     with ControlHttpClient.from_server_address(
-        endpoint.local_address, certificate is None, certificate, [version_interceptor("flwr CLI")]
+        endpoint.local_address, certificate is None, certificate, [RuntimeVersionHttpInterceptor("flwr CLI")]
     ) as control:
         for key in public_keys:
             control.RegisterNode(RegisterNodeRequest(public_key=key))
@@ -204,8 +197,11 @@ publisher = "fedseal"
 def take_server_task(endpoint: Endpoint, secret: bytes, stack: ExitStack) -> SafeGrid:
     """Takes the run's ServerApp task from the SuperLink, and returns its Grid."""
     address, certificate = endpoint.local_address, endpoint.ca_certificate
+    authorise = SuperExecAuthHttpInterceptor(
+        master_secret=secret, protected_methods=["/flwr.proto.Runtime/AcquireTask"]
+    )
     with RuntimeHttpClient.from_server_address(
-        address, certificate is None, certificate, task_interceptors(secret)
+        address, certificate is None, certificate, [RuntimeVersionHttpInterceptor("SuperExec"), authorise]
     ) as client:
         token = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])).token
     grid = SafeGrid(address, certificate is None, certificate, token=token)

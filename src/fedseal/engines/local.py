@@ -16,6 +16,7 @@ import torch
 
 from fedseal.core import Packet, Problem, Reply
 from fedseal.engines.client import SimulatedClients
+from fedseal.engines.memory_store import MemoryStore
 from fedseal.run_setup import RunSetup
 from fedseal.system.environment import set_up_process
 from fedseal.system.machine import cores
@@ -42,10 +43,10 @@ class _Failure:
 class LocalEngine:
     """Runs clients on this machine. The number of workers affects only the speed."""
 
-    def __init__(self, setup: RunSetup, memories: Mapping[str, bytes] | None = None) -> None:
+    def __init__(self, setup: RunSetup, memories: MemoryStore | None = None) -> None:
         self.clients = range(len(setup.federation.clients))
         self._setup = setup
-        self._memories = {int(k): memory for k, memory in (memories or {}).items()}
+        self.memories = memories or MemoryStore()
         self._count = setup.config.engine.workers or (cores() if setup.device.type == "cpu" else 1)
         self._workers: list[_Worker] = []
         self._simulated: SimulatedClients | None = None
@@ -64,12 +65,9 @@ class LocalEngine:
             if isinstance(answer, Problem):
                 yield Reply(k, Packet(), down=down, problem=answer)
                 continue
-            self._memories[k] = answer.memory
+            self.memories.put(k, answer.memory)
             packet = Packet.from_bytes(answer.reply)
             yield Reply(k, packet, down, len(answer.reply), answer.label_counts)
-
-    def memories(self) -> dict[str, bytes]:
-        return {str(k): memory for k, memory in self._memories.items()}
 
     def close(self) -> None:
         for worker in self._workers:
@@ -88,7 +86,7 @@ class LocalEngine:
             number, wire = wires[k]
             if number not in packets:
                 packets[number] = Packet.from_bytes(wire)
-            yield k, _answer(self._simulated, k, packets[number], self._memories.get(k, b""))
+            yield k, _answer(self._simulated, k, packets[number], self.memories.get(k))
 
     def _run_in_workers(
         self, order: list[int], wires: Mapping[int, tuple[int, bytes]]
@@ -102,7 +100,7 @@ class LocalEngine:
         while queue or busy:
             while queue and idle:
                 worker, k = idle.pop(), queue.popleft()
-                worker.ask(k, *wires[k], self._memories.get(k, b""))
+                worker.ask(k, *wires[k], self.memories.get(k))
                 busy[worker.pipe] = worker, k
             for pipe in wait(list(busy)):
                 assert isinstance(pipe, Connection)
@@ -148,7 +146,7 @@ class _Worker:
 
 def _work(pipe: Connection, setup: RunSetup) -> None:
     """The worker process; it ends when the other end of the pipe is closed."""
-    set_up_process()
+    set_up_process()  # the arithmetic is the parent's
     torch.set_num_threads(setup.config.client.threads)
     clients, packets = SimulatedClients(setup), dict[int, Packet]()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):

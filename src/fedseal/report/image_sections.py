@@ -1,7 +1,7 @@
 """The sections of a report that need the images: class mix, confusion, calibration, examples."""
 
-from collections.abc import Mapping
 from html import escape
+from itertools import islice
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from fedseal.core import Server
 from fedseal.data.pool import Federation, Ints
 from fedseal.engines import memory
+from fedseal.engines.memory_store import MemoryStore
 from fedseal.learn import predict
 from fedseal.report import charts
 from fedseal.report.charts import Floats
@@ -24,8 +25,8 @@ EXAMPLES = 12  # images per group
 MAX_CLIENTS = 30  # rows of the class mix
 
 
-def image_sections(run: Run, setup: RunSetup, memories: Mapping[str, bytes]) -> list[str]:
-    """The run's model on the images; `memories` are the clients', by number."""
+def image_sections(run: Run, setup: RunSetup, memories: MemoryStore) -> list[str]:
+    """The run's model on the images; `memories` are those of the clients."""
     federation, server = setup.federation, setup.server()
     model = get_weights(load(run.folder).model)
     name = "test" if "test" in federation.tests else "validation"
@@ -64,19 +65,19 @@ def calibration(probs: Floats, labels: Ints) -> tuple[Floats, Floats, float]:
 
 def class_mix(federation: Federation) -> str:
     """The number of images of each class at each client, or in total if the classes are unknown."""
-    pool, clients = federation.pool, list(zip(federation.names, federation.clients, strict=True))
-    shown = clients[:MAX_CLIENTS]
+    pool, clients = federation.pool, len(federation.clients)
+    shown = list(islice(zip(federation.names, federation.clients, strict=True), MAX_CLIENTS))
     if all((pool.labels[rows] >= 0).all() for _, rows in shown):
         values = [np.bincount(pool.labels[rows], minlength=len(pool.classes)) for _, rows in shown]
         chart = charts.matrix(np.array(values, float), [name for name, _ in shown], pool.classes, "client")
     else:
         chart = table([["client", "images"], *([name, str(len(rows))] for name, rows in shown)])
-    if len(clients) > len(shown):
-        chart += f"<p>The first {len(shown)} of {len(clients)} clients.</p>"
+    if clients > len(shown):
+        chart += f"<p>The first {len(shown)} of {clients} clients.</p>"
     return section("Client images", chart)
 
 
-def examples(run: Run, setup: RunSetup, server: Server, model: Tensors, memories: Mapping[str, bytes]) -> str:
+def examples(run: Run, setup: RunSetup, server: Server, model: Tensors, memories: MemoryStore) -> str:
     """Images of some clients with their labels, grouped by what the method uses them for."""
     federation, rng = setup.federation, np.random.default_rng(0)
     clients = rng.permutation(len(federation.clients))[:EXAMPLES].tolist()
@@ -84,7 +85,7 @@ def examples(run: Run, setup: RunSetup, server: Server, model: Tensors, memories
     groups: dict[str, list[str]] = {}
     for k in clients:
         rows = federation.clients[k]
-        confidences, masks = explain_labels(run, setup, server, model, rows, memories.get(str(k), b""))
+        confidences, masks = explain_labels(run, setup, server, model, rows, memories.get(k))
         for title, mask in (masks or {"": torch.ones(len(rows), dtype=torch.bool)}).items():
             cards = groups.setdefault(title, [])
             for i in rng.permutation(np.flatnonzero(mask.numpy()))[:per_client].tolist():

@@ -1,10 +1,12 @@
 """Writes `report.html`: one run, or several side by side."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from fedseal.config.load import load_config
 from fedseal.data.federation import load_federation
+from fedseal.engines.memory_store import MemoryStore
 from fedseal.report.image_sections import image_sections
 from fedseal.report.page import render_page
 from fedseal.report.run import Run
@@ -15,18 +17,18 @@ from fedseal.report.sections import (
     reproduction_section,
 )
 from fedseal.run_setup import RunSetup, images_are_elsewhere
-from fedseal.storage.checkpoint import Checkpoint
+from fedseal.storage.checkpoint import memories_file
 from fedseal.storage.run_folder import checkpoint_file, checkpoint_fingerprint, require_run
 from fedseal.system.files import write_atomic
 from fedseal.system.machine import threads
 
 
 def write_report(
-    folder: Path, setup: RunSetup | None, memories: Mapping[str, bytes], path: Path | None = None
+    folder: Path, setup: RunSetup | None, memories: MemoryStore, path: Path | None = None
 ) -> Path:
     """Writes the report of a finished run, by default into its folder.
 
-    `memories` are the clients' memories by number. Without `setup` the report shows no images.
+    `memories` are those of the clients. Without `setup` the report shows no images.
     """
     run = Run.read(folder)
     sections = [*accuracy_sections(run), *method_sections({"": run})]
@@ -42,10 +44,11 @@ def rewrite_report(folder: Path, path: Path | None = None) -> Path:
     require_run(folder)
     config = load_config(folder / "config.toml")
     if images_are_elsewhere(config) or not (folder / "model.safetensors").exists():
-        return write_report(folder, None, {}, path)
-    setup, saved = RunSetup(config, load_federation(config.data, config.seed)), checkpoint_file(folder)
-    memories = Checkpoint.load(saved, checkpoint_fingerprint(setup)).memories if saved.exists() else {}
-    with threads(config.server.threads):
+        return write_report(folder, None, MemoryStore(), path)
+    setup = RunSetup(config, load_federation(config.data, config.seed))
+    file = memories_file(checkpoint_file(folder))
+    store = MemoryStore(file, checkpoint_fingerprint(setup)) if file.exists() else MemoryStore()
+    with closing(store) as memories, threads(config.server.threads):
         return write_report(folder, setup, memories, path)
 
 

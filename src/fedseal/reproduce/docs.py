@@ -17,7 +17,7 @@ from fedseal.config.load import load_config
 from fedseal.errors import UserError
 from fedseal.reproduce.cells import Cell, Scale, Table, find_table, folder_name, load_tables
 from fedseal.reproduce.figures import draw_methods
-from fedseal.reproduce.measure import Measured, margins_and_gaps, measure
+from fedseal.reproduce.measure import Measured, margins_and_gaps, measure, outdated_note
 from fedseal.reproduce.store import ResultStore
 from fedseal.rounds import LAST_ROUNDS
 from fedseal.storage.accuracies import PREFIXES, accuracy_name
@@ -94,7 +94,9 @@ def paper_accuracies() -> tuple[float, float]:
 def write_methods(store: ResultStore) -> str:
     """The accuracies of all methods on Fashion-MNIST with LeNet."""
     table = find_table("table-fmnist-lenet")
-    return next(write_blocks(table, measure(table, store, MAX_SEEDS, "paper", "model"), "accuracy of wᵗ, %"))
+    measured = measure(table, store, MAX_SEEDS, "paper", "model")
+    blocks = write_blocks(table, measured, "accuracy of wᵗ, %")
+    return "\n\n".join([next(blocks), *([next(blocks)] if outdated_note(measured) else [])])
 
 
 def write_state(store: ResultStore) -> str:
@@ -178,6 +180,8 @@ def write_blocks(table: Table, measured: Mapping[str, Mapping[str, Measured]], w
     """Accuracies, then margins and gaps."""
     rows = [[row, *(place.text() for place in columns.values())] for row, columns in measured.items()]
     yield to_markdown([[f"{what} (paper)", *table.columns], *rows])
+    if note := outdated_note(measured):
+        yield "\\" + note + "."
     if further := margins_and_gaps(measured):
         head = [f"{what}: margin (paper), gap recovered (paper)", *table.columns]
         yield to_markdown([head, *([row, *columns.values()] for row, columns in further.items())])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from statistics import mean, stdev
 
 from fedseal.reproduce.cells import Cell, Scale, Table
-from fedseal.reproduce.store import ResultStore
+from fedseal.reproduce.store import OUTDATED_FOR_GREY, ResultStore
 
 
 @dataclass(frozen=True)
@@ -14,15 +14,16 @@ class Measured:
 
     ours: Mapping[int, float] = field(default_factory=dict)
     paper: float | None = None
+    outdated: bool = False  # measured with a version that rounds differently
 
     def text(self) -> str:
-        """Mean ± standard deviation over seeds, and the paper's number in brackets."""
+        """Mean ± standard deviation over seeds, * if it is outdated, and the paper's number in brackets."""
         paper = "–" if self.paper is None else f"{self.paper:.2f}"
         values = list(self.ours.values())
         if not values:
             return f"not run ({paper})"
         spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
-        return f"{mean(values):.2f}{spread} ({paper})"
+        return f"{mean(values):.2f}{spread}{'*' * self.outdated} ({paper})"
 
 
 def measure(
@@ -32,11 +33,20 @@ def measure(
     result: dict[str, dict[str, Measured]] = {}
     for row in table.rows:
         for number, column in enumerate(table.columns):
-            values = {s: store.accuracy(Cell(table, row, column, s, scale), model) for s in range(seeds)}
+            cells = [Cell(table, row, column, seed, scale) for seed in range(seeds)]
+            values = {cell.seed: store.accuracy(cell, model) for cell in cells}
             ours = {seed: value for seed, value in values.items() if value is not None}
             paper = table.paper[row][number] if row in table.paper else None
-            result.setdefault(row, {})[column] = Measured(ours, paper)
+            outdated = any(store.is_missing(cell, renew=True) for cell in cells if cell.seed in ours)
+            result.setdefault(row, {})[column] = Measured(ours, paper, outdated)
     return result
+
+
+def outdated_note(measured: Mapping[str, Mapping[str, Measured]]) -> str:
+    """Explains the marks of outdated values; empty if there are none."""
+    if not any(place.outdated for columns in measured.values() for place in columns.values()):
+        return ""
+    return f"* measured with fedseal {OUTDATED_FOR_GREY[-1]}, which rounds differently from this version"
 
 
 def margin(method: Measured, low: Measured) -> str:

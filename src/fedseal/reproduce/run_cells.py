@@ -16,7 +16,7 @@ from fedseal.config.load import load_config
 from fedseal.errors import FolderInUseError, UserError
 from fedseal.reproduce import estimate
 from fedseal.reproduce.cells import Cell
-from fedseal.reproduce.store import COMPATIBLE_VERSIONS, ResultStore, identity
+from fedseal.reproduce.store import KNOWN_VERSIONS, ResultStore, identity, is_outdated
 from fedseal.storage.events_file import read_rounds, read_rounds_until
 from fedseal.system.files import cannot_write, in_use
 from fedseal.system.machine import cores
@@ -55,14 +55,22 @@ class CellsProgress:
 
 
 def run_cells(
-    cells: Sequence[Cell], store: ResultStore, work: Path, jobs: int, **changes: Any
+    cells: Sequence[Cell],
+    store: ResultStore,
+    work: Path,
+    jobs: int,
+    *,
+    renew: bool = False,
+    changes: Mapping[str, Any] | None = None,
 ) -> Iterator[CellsProgress]:
-    """Runs the missing cells, `jobs` at once; a cell that fails does not stop the others.
+    """Runs the missing cells, `jobs` at once, with `renew` also those with an outdated result.
+
+    A cell that fails does not stop the others.
 
     The folder of a run below `work` is named after its configuration, so a stopped run continues no matter
     which table needs it. A cell that another process is running is waited for. `changes` are further keys.
     """
-    queue = [cell for cell in longest_runs(cells) if store.find(cell) is None]
+    queue = [cell for cell in longest_runs(cells) if store.is_missing(cell, renew=renew)]
     try:
         store.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -76,7 +84,7 @@ def run_cells(
             elsewhere = [cell for cell in queue if in_use(folders[cell.name])]
             for cell in [cell for cell in queue if cell not in elsewhere][: jobs - len(running)]:
                 queue.remove(cell)
-                running.append(start(cell, folders[cell.name], max(cores() // jobs, 1), **changes))
+                running.append(start(cell, folders[cell.name], max(cores() // jobs, 1), changes or {}))
             for ended in [item for item in running if item.process.poll() is not None]:
                 running.remove(ended)
                 cell, code = ended.cell, ended.process.returncode
@@ -113,12 +121,12 @@ def longest_runs(cells: Iterable[Cell]) -> list[Cell]:
 
 def run_folder(cell: Cell, work: Path) -> Path:
     """The folder in which a cell is run."""
-    return work / COMPATIBLE_VERSIONS[0] / f"{identity(cell.config)}-{cell.config.rounds}"
+    return work / KNOWN_VERSIONS[0] / f"{identity(cell.config)}-{cell.config.rounds}"
 
 
-def start(cell: Cell, folder: Path, workers: int, **changes: Any) -> RunningCell:
+def start(cell: Cell, folder: Path, workers: int, changes: Mapping[str, Any]) -> RunningCell:
     """Starts a cell, or continues it if it was stopped; `changes` are further keys."""
-    keys = cell.changes | changes
+    keys = {**cell.changes, **changes}
     settings = [word for key, value in keys.items() for word in ("--set", f"{key}={to_toml(value)}")]
     words = ["train", cell.table.preset, *settings, "--out", str(folder), "--resume", "--quiet"]
     stderr = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - a pipe could fill up
@@ -144,8 +152,14 @@ def run_again(cell: Cell, store: ResultStore, repeated: ResultStore, work: Path)
         raise UserError(
             f"{cell.name} has not been measured yet: run it with --only {cell.name} --seeds {cell.seed + 1}."
         )
+    if is_outdated(known, cell.config):
+        made_with = known.summary["versions"]["fedseal"]
+        raise UserError(
+            f"{cell.name} was measured with fedseal {made_with}, which rounds differently: measure it again"
+            f" with --only {cell.name} --renew."
+        )
     threads = load_config(known.folder / "config.toml").server.threads
-    yield from run_cells([cell], repeated, work, 1, **{"server.threads": threads})
+    yield from run_cells([cell], repeated, work, 1, changes={"server.threads": threads})
 
 
 def compare(cell: Cell, store: ResultStore, repeated: ResultStore) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fedseal.config.config import Config
 from fedseal.config.load import load_config
+from fedseal.data.catalogue import PUBLISHED
 from fedseal.errors import UserError
 from fedseal.reproduce.cells import Cell, folder_name
 from fedseal.storage.events_file import read_events, read_rounds_until
@@ -18,9 +19,11 @@ from fedseal.storage.run_folder import Result
 from fedseal.system.files import lock_folder
 
 KEPT_FILES = ("config.toml", "events.jsonl", "summary.json")
-# This version of fedseal, then earlier ones with the same numbers. A version that changes any number stands
-# alone.
-COMPATIBLE_VERSIONS = ("0.2.0", "0.1.0")
+# This version of fedseal, then earlier ones whose results are shown as well.
+KNOWN_VERSIONS = ("0.2.0", "0.1.0")
+# Version 0.2.0 trains networks with one input channel in a faster memory layout, which rounds differently.
+# So results of these versions are outdated for images with one channel, and valid for others.
+OUTDATED_FOR_GREY = ("0.1.0",)
 
 
 class ResultStore:
@@ -44,13 +47,20 @@ class ResultStore:
                 config = load_config(path.parent / "config.toml")
             except (ValueError, KeyError, TypeError, UserError) as error:
                 raise UserError(f"{path.parent} is damaged: delete it to run the cell again.") from error
-            if made_with in COMPATIBLE_VERSIONS:
+            if made_with in KNOWN_VERSIONS:
                 self.runs.setdefault(identity(config), []).append(Result(path.parent, summary))
 
     def find(self, cell: Cell) -> Result | None:
-        """A run with the cell's configuration and at least as many rounds."""
-        runs = self.runs.get(identity(cell.config), [])
-        return next((run for run in runs if run.summary["rounds"] >= cell.config.rounds), None)
+        """A run with the cell's configuration and at least as many rounds; an outdated one if need be."""
+        runs = [
+            r for r in self.runs.get(identity(cell.config), []) if r.summary["rounds"] >= cell.config.rounds
+        ]
+        return min(runs, key=lambda run: is_outdated(run, cell.config), default=None)
+
+    def is_missing(self, cell: Cell, *, renew: bool = False) -> bool:
+        """True if the cell has no result, or with `renew` only an outdated one."""
+        found = self.find(cell)
+        return found is None or (renew and is_outdated(found, cell.config))
 
     def accuracy(self, cell: Cell, model: str = "") -> float | None:
         """Mean of the last ten rounds, in %, of the model by which the run is judged or of another one."""
@@ -82,6 +92,13 @@ class ResultStore:
         result = Result(place, json.loads((place / "summary.json").read_text("utf-8")))
         self.runs.setdefault(identity(cell.config), []).append(result)
         return result
+
+
+def is_outdated(run: Result, config: Config) -> bool:
+    """True if this version of fedseal would give other numbers, in the last bits at first."""
+    dataset = PUBLISHED.get(config.data.source)
+    channels = dataset.shape[0] if dataset else config.data.channels
+    return channels == 1 and run.summary["versions"]["fedseal"] in OUTDATED_FOR_GREY
 
 
 def identity(config: Config) -> str:

@@ -20,7 +20,6 @@ from fedseal.errors import UserError
 from fedseal.learn import INFERENCE_BATCH
 from fedseal.models import Network, build_network
 from fedseal.run_setup import RunSetup
-from fedseal.system.environment import set_up_process
 from fedseal.system.files import write_atomic
 
 
@@ -67,7 +66,6 @@ class Classifier:
 
 def load(run: str | os.PathLike[str]) -> Classifier:
     """The model of a run folder, or of a model file."""
-    set_up_process()
     path = Path(run)
     path = path / "model.safetensors" if path.is_dir() else path
     if not path.exists():

@@ -1,21 +1,23 @@
 """The process's environment: the one place that changes it.
 
-Importing fedseal changes nothing. The command line, the library's entry points and the worker processes call
+Importing fedseal changes nothing. The command line, `train`, `evaluate` and the worker processes call
 `set_up_process` before they compute or import Flower.
 """
 
+import logging
 import os
 import sys
 from pathlib import Path
 
 from fedseal.system.lazy import import_object
 
+log = logging.getLogger("fedseal")
+
 AVX2 = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "MKL_ENABLE_INSTRUCTIONS": "AVX2",
 }
-ALL_INSTRUCTIONS = {"ONEDNN_MAX_CPU_ISA": "DEFAULT"}
 FLOWER = {  # no telemetry, no update checks, no installation of packages; full priority for Ray's workers
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -26,26 +28,40 @@ FLOWER = {  # no telemetry, no update checks, no installation of packages; full 
 }
 
 
-def set_up_process() -> None:
-    """Prepares this process, and those that it starts: portable arithmetic, and a quiet Flower."""
+def set_up_process(arithmetic: str | None = None) -> None:
+    """Prepares this process, and those that it starts: a quiet Flower, and the arithmetic if it is given."""
     os.environ |= FLOWER
-    use_portable_arithmetic()
+    if arithmetic is not None:
+        use_arithmetic(arithmetic)
 
 
-def use_portable_arithmetic() -> None:
-    """Computes with AVX2 even if the processor has AVX-512.
+def use_arithmetic(arithmetic: str) -> None:
+    """Selects the instructions that PyTorch computes with: `engine.arithmetic`.
 
-    Wider SIMD units round differently, so results would differ between machines. Set any of these variables
-    to turn this off. If PyTorch has already computed in this process, it is too late, and the processes that
-    it starts then use all instructions as well.
+    Wider SIMD units round differently, so with all instructions results differ between processors. "portable"
+    uses AVX2 even if the processor has more, "native" uses everything. PyTorch selects its instructions when
+    it first computes. After that the process, and those that it starts, keep them.
     """
-    if any(key in os.environ for key in AVX2) or not _has_avx2():
-        return
-    os.environ |= AVX2
-    if "torch" in sys.modules and import_object("torch.backends.cpu:get_cpu_capability")() != "AVX2":
-        for key in AVX2:
-            del os.environ[key]
-        os.environ |= ALL_INSTRUCTIONS
+    portable = arithmetic == "portable" and _has_avx2()
+    _set_variables(portable)
+    if "torch" in sys.modules:
+        used = import_object("torch.backends.cpu:get_cpu_capability")() == "AVX2"
+        if portable and not used:
+            log.warning("PyTorch has computed before with all instructions: engine.arithmetic is native")
+        _set_variables(portable and used)
+
+
+def used_arithmetic() -> str:
+    """The arithmetic that is in use: portable or native."""
+    return "portable" if all(os.environ.get(key) == value for key, value in AVX2.items()) else "native"
+
+
+def _set_variables(portable: bool) -> None:
+    for key, value in AVX2.items():
+        if portable:
+            os.environ[key] = value
+        else:
+            os.environ.pop(key, None)
 
 
 def _has_avx2() -> bool:

@@ -17,6 +17,7 @@ from fedseal.run_setup import RunSetup, images_are_elsewhere
 from fedseal.storage.accuracies import PREFIXES, accuracy_name
 from fedseal.storage.model_file import load
 from fedseal.storage.run_folder import read_summary, require_run
+from fedseal.system.environment import set_up_process
 from fedseal.system.machine import threads
 
 
@@ -59,6 +60,7 @@ def evaluate(run: str | os.PathLike[str], test: str | os.PathLike[str] | None = 
         return {"test_accuracy": _evaluate_folder(folder, Path(test))}
     require_run(folder)
     config = load_config(folder / "config.toml")
+    set_up_process(config.engine.arithmetic)
     model = load(folder).model
     if images_are_elsewhere(config):
         raise UserError(

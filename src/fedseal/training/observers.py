@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from fedseal.core import Engine, Packet, PreparationStep
+from fedseal.core import Packet, PreparationStep
+from fedseal.engines.memory_store import MemoryStore
 from fedseal.replies import is_reserved
 from fedseal.rounds import ClientDone, Event, LeftOut, RoundDone
 from fedseal.rounds import Progress as RunProgress
@@ -65,14 +66,13 @@ class Checkpoints:
     def __init__(
         self,
         path: Path,
-        engine: Engine,
-        fingerprint: str,
+        memories: MemoryStore,
         every: int,
         rounds: int,
         seconds: Callable[[], float],
     ) -> None:
-        self.path, self.engine, self.fingerprint = path, engine, fingerprint
-        self.every, self.rounds, self.seconds = every, rounds, seconds
+        self.path, self.memories, self.seconds = path, memories, seconds
+        self.every, self.rounds = every, rounds
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, PreparationStep):
@@ -81,8 +81,7 @@ class Checkpoints:
             self._save(event.t, event.state)
 
     def _save(self, t: int, state: Packet) -> None:
-        checkpoint = Checkpoint(RunProgress(t, state), self.engine.memories(), self.seconds())
-        checkpoint.save(self.path, self.fingerprint)
+        Checkpoint(RunProgress(t, state), self.seconds()).save(self.path, self.memories)
 
     def close(self) -> None: ...
 

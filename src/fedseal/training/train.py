@@ -17,6 +17,7 @@ from fedseal.core import Engine, Packet, Server
 from fedseal.data.federation import load_federation
 from fedseal.data.pool import Federation
 from fedseal.engines import ENGINES
+from fedseal.engines.memory_store import MemoryStore
 from fedseal.errors import UserError
 from fedseal.methods import METHODS
 from fedseal.methods.loader import section_name
@@ -24,7 +25,7 @@ from fedseal.report.write import write_report
 from fedseal.rounds import rounds
 from fedseal.run_setup import RunSetup
 from fedseal.storage.accuracies import summarize
-from fedseal.storage.checkpoint import Checkpoint
+from fedseal.storage.checkpoint import open_checkpoint
 from fedseal.storage.events_file import read_rounds
 from fedseal.storage.model_file import save_model
 from fedseal.storage.run_folder import (
@@ -35,7 +36,7 @@ from fedseal.storage.run_folder import (
     default_folder,
     find_finished,
 )
-from fedseal.system.environment import set_up_process
+from fedseal.system.environment import set_up_process, used_arithmetic
 from fedseal.system.files import lock_run, write_atomic
 from fedseal.system.lazy import import_object
 from fedseal.system.machine import threads, versions
@@ -50,7 +51,7 @@ from fedseal.training.observers import (
     Warnings,
 )
 
-StartEngine = Callable[[RunSetup, Mapping[str, bytes]], Engine]  # from the setup and the clients' memories
+StartEngine = Callable[[RunSetup, MemoryStore], Engine]
 
 
 def train(
@@ -90,7 +91,7 @@ def run_training(
 
     Without `federation` and `start_engine`, data and engine are those of the configuration.
     """
-    set_up_process()
+    set_up_process(config.engine.arithmetic)
     start_engine = start_engine or find_engine(config.engine.name)
     config = claim_folder(folder, config, resume)
     if (finished := find_finished(folder, config)) is not None:
@@ -111,29 +112,29 @@ def _train(
 ) -> Result:
     """Continues from the last checkpoint, if there is one, to the last round."""
     config, method = setup.config, setup.config.selected_method()
-    saved, fingerprint = checkpoint_file(folder), checkpoint_fingerprint(setup)
-    resumed = Checkpoint.load(saved, fingerprint) if saved.exists() else None
-    done = resumed.progress.t if resumed else 0
-    if done > config.rounds:
-        raise UserError(
-            f"{folder} already has {done} rounds, but rounds is {config.rounds}: raise it, or choose another"
-            " --out."
-        )
-    write_atomic(folder / "config.toml", config.to_toml())
-
-    def seconds() -> float:
-        return time.perf_counter() - started + (resumed.seconds if resumed else 0.0)
-
-    if resumed and done == config.rounds:  # stopped between its last round and its last file
-        return _finish(folder, setup, resumed.progress.state, resumed.memories, seconds())
+    saved = checkpoint_file(folder)
     with ExitStack() as stack:
-        engine = start_engine(setup, resumed.memories if resumed else {})
+        resumed, memories = open_checkpoint(saved, checkpoint_fingerprint(setup))
+        stack.callback(memories.close)
+        done = resumed.progress.t if resumed else 0
+        if done > config.rounds:
+            raise UserError(
+                f"{folder} already has {done} rounds, but rounds is {config.rounds}: raise it, or choose"
+                " another --out."
+            )
+        write_atomic(folder / "config.toml", config.to_toml())
+
+        def seconds() -> float:
+            return time.perf_counter() - started + (resumed.seconds if resumed else 0.0)
+
+        if resumed and done == config.rounds:  # stopped between its last round and its last file
+            return _finish(folder, setup, resumed.progress.state, memories, seconds())
+        engine = start_engine(setup, memories)
         stack.callback(engine.close)
-        every = config.engine.checkpoint_every
         observers: list[Observer] = [
             EventLog(folder / "events.jsonl", done),
             TensorBoard(folder / "tensorboard", done),
-            Checkpoints(saved, engine, fingerprint, every, config.rounds, seconds),
+            Checkpoints(saved, memories, config.engine.checkpoint_every, config.rounds, seconds),
             Warnings(),
         ]
         if not console.quiet:
@@ -149,7 +150,7 @@ def _train(
                     observer(event)
             state = getattr(event, "state", state)
         # Before the engine closes, which can take long with clients on other machines.
-        return _finish(folder, setup, state, engine.memories(), seconds())
+        return _finish(folder, setup, state, memories, seconds())
 
 
 def find_engine(name: str) -> StartEngine:
@@ -181,9 +182,7 @@ def check_data(config: Config, federation: Federation) -> None:
         )
 
 
-def _finish(
-    folder: Path, setup: RunSetup, state: Packet, memories: Mapping[str, bytes], seconds: float
-) -> Result:
+def _finish(folder: Path, setup: RunSetup, state: Packet, memories: MemoryStore, seconds: float) -> Result:
     """Writes the model, the summary and the report."""
     config = setup.config
     judged = config.evaluate if config.evaluate in state.tensors else "model"
@@ -219,6 +218,7 @@ def _summarize_run(folder: Path, setup: RunSetup, judged: str, seconds: float) -
         "left_out": Counter(name for event in events for name in event["left_out"]),  # replies by client
         "skipped_files": len(federation.pool.skipped),
         "seconds": round(seconds, 1),
+        "arithmetic": used_arithmetic(),
         "versions": versions(),
     }
 

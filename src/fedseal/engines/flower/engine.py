@@ -89,12 +89,11 @@ class FlowerEngine:
         *,
         deadline: float | None,
         check: Callable[[], None] = lambda: None,
-        memories: Callable[[], dict[str, bytes]] = dict,
         close: Callable[[], None] = lambda: None,
     ) -> None:
         self.clients = range(len(names))
         self.grid, self.registry, self.names, self.task = grid, registry, names, task
-        self.deadline, self.check, self.memories, self.close = deadline, check, memories, close
+        self.deadline, self.check, self.close = deadline, check, close
         self.last_round = 0
 
     def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:

@@ -7,7 +7,7 @@ simulation runs in another thread, and its ServerApp hands the Grid over to the 
 import logging
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from queue import Queue
 
@@ -15,9 +15,11 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
+from fedseal.core import Packet, Reply
 from fedseal.engines.flower import client_app
 from fedseal.engines.flower.engine import ClientRegistry, FlowerEngine
 from fedseal.engines.flower.task import make_task
+from fedseal.engines.memory_store import MemoryStore
 from fedseal.errors import UserError
 from fedseal.run_setup import RunSetup
 from fedseal.system.machine import cores
@@ -40,14 +42,31 @@ class GridHandover:
         self.done.wait()
 
 
-def simulate(setup: RunSetup, memories: Mapping[str, bytes]) -> FlowerEngine:
-    """Starts Flower's simulation. The engine's `close` ends it.
+class SimulationEngine:
+    """A Flower engine whose clients find their memories as files in a folder, and leave them there."""
 
-    The clients' memories are in a temporary folder, from which `memories` reads them for the checkpoint.
-    """
+    def __init__(self, engine: FlowerEngine, memories: MemoryStore, folder: Path) -> None:
+        self.clients, self.close = engine.clients, engine.close
+        self._engine, self._memories, self._folder = engine, memories, folder
+
+    def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:
+        """Yields replies as they arrive; a client's memory changes only when its reply is here."""
+        files = {k: self._folder / str(k) for k in requests}
+        for k, file in files.items():
+            if memory := self._memories.get(k):
+                file.write_bytes(memory)
+            else:
+                file.unlink(missing_ok=True)
+        for reply in self._engine.exchange(requests):
+            if reply.problem is None:
+                self._memories.put(reply.client, files[reply.client].read_bytes())
+            files[reply.client].unlink(missing_ok=True)
+            yield reply
+
+
+def simulate(setup: RunSetup, memories: MemoryStore) -> SimulationEngine:
+    """Starts Flower's simulation. The engine's `close` ends it."""
     folder = tempfile.TemporaryDirectory(prefix="fedseal-")
-    for k, memory in memories.items():
-        (Path(folder.name) / k).write_bytes(memory)
     clients = len(setup.federation.names)
     workers = min(setup.config.engine.workers or cores(), clients)
     handover = GridHandover()
@@ -74,9 +93,6 @@ def simulate(setup: RunSetup, memories: Mapping[str, bytes]) -> FlowerEngine:
         thread.join(timeout=60)
         folder.cleanup()
 
-    def read_memories() -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in Path(folder.name).iterdir() if path.name.isdigit()}
-
     def check() -> None:
         if not thread.is_alive():
             raise UserError("Flower's simulation ended before the run did: continue with --resume.")
@@ -94,7 +110,6 @@ def simulate(setup: RunSetup, memories: Mapping[str, bytes]) -> FlowerEngine:
         make_task(setup, "simulation", memory_folder=folder.name),
         deadline=None,
         check=check,
-        memories=read_memories,
         close=close,
     )
     try:
@@ -102,4 +117,4 @@ def simulate(setup: RunSetup, memories: Mapping[str, bytes]) -> FlowerEngine:
     except BaseException:
         close()
         raise
-    return engine
+    return SimulationEngine(engine, memories, Path(folder.name))

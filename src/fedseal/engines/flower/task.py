@@ -28,6 +28,7 @@ class ClientTask(Settings):
     channels: int
     size: int
     config: dict[str, Any]
+    arithmetic: str  # the server's, so that all compute alike
     method_hash: str = ""  # of the file of your own method; empty for a built-in method
     memory_folder: str = ""  # of simulated clients only
 
@@ -55,6 +56,7 @@ def make_task(setup: RunSetup, run: str, *, memory_folder: str = "") -> ClientTa
         channels=pool.pixels.shape[1],
         size=pool.pixels.shape[2],
         config=config,
+        arithmetic=setup.config.engine.arithmetic,
         method_hash=source_hash(method),
         memory_folder=memory_folder,
     )

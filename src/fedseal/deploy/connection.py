@@ -1,0 +1,300 @@
+"""A client's connection to Flower's SuperLink, in the client's own process.
+
+It does the work of Flower's SuperNode: it registers the client as connected, sends heartbeats, fetches
+requests and delivers replies. It opens no port and starts no process.
+"""
+
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Self
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    RegisterNodeFleetRequest,
+    UnregisterNodeFleetRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ObjectTree,
+    PullObjectRequest,
+    PushObjectRequest,
+)
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from fedseal.deploy.keys import ClientKey
+from fedseal.deploy.programs import Notify
+from fedseal.engines.flower.engine import one_line
+from fedseal.errors import UserError
+
+# Seconds between two checks for a request: a tenth of the time since the last request, within these limits.
+# So a request is delayed by at most a tenth of the wait for it, and idle clients are no burden to the server.
+MIN_POLL, MAX_POLL = 0.1, 2.0
+PART_POLL = 0.05  # seconds between two attempts to fetch a part that the server is still sending
+RETRY_SECONDS = 1.0  # between two attempts to reach a server that does not answer
+HEARTBEAT_SECONDS = 7.5  # between two heartbeats
+HEARTBEAT_INTERVAL = 15.0  # Flower regards a client as disconnected after twice this time without a heartbeat
+LEAVE_SECONDS = 5.0  # for the server to confirm that this client leaves
+KEEP_ALIVE_SECONDS = 3.0  # more than MAX_POLL; the server closes idle connections after 5 seconds
+TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+UNAVAILABLE = (502, 503, 504)  # HTTP statuses of a server that is starting or ending
+
+
+class Connection:
+    """The server's requests and this client's replies. While the server is away, waits up to `wait` seconds.
+
+    Without a key, there is no TLS, and the client registers itself under a key that it has just generated.
+    """
+
+    def __init__(self, server: str, key: ClientKey | None, wait: float, notify: Notify) -> None:
+        self.server, self.key, self.wait, self.notify = server, key, wait, notify
+        verify = ssl.create_default_context(cadata=key.ca_certificate.decode()) if key else True
+        private = _read_private_key(key) if key else ec.generate_private_key(ec.SECP384R1())
+        self._public = public_key_to_bytes(private.public_key())
+        self._fleet = FleetHttpClient(
+            f"http{'s' if key else ''}://{server}",
+            interceptors=[
+                RuntimeVersionHttpInterceptor("SuperNode"),
+                NodeAuthHttpInterceptor(private, private.public_key()),
+            ],
+            verify=verify,
+        )
+        self._http = httpx.Client(
+            verify=verify,
+            trust_env=False,  # no proxy
+            timeout=TIMEOUT,
+            limits=httpx.Limits(keepalive_expiry=KEEP_ALIVE_SECONDS),
+        )
+        self._fleet._client = self._http
+        self._node = Node()  # its number is 0 until the server has accepted this client
+        self._alive = 0.0  # when the server last confirmed that this client is connected
+        self._lock = threading.Lock()  # a heartbeat in the middle of `_activate` would undo its first step
+        self._closed = threading.Event()
+        self._heartbeats = threading.Thread(target=self._send_heartbeats, name="heartbeats", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._heartbeats.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Tells the server that this client leaves."""
+        self._closed.set()
+        self._http.timeout = LEAVE_SECONDS
+        self._heartbeats.join(LEAVE_SECONDS)
+        with suppress(httpx.HTTPError):
+            if self._node.node_id:
+                self._fleet.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
+                if self.key is None:
+                    self._fleet.UnregisterNode(UnregisterNodeFleetRequest(node_id=self._node.node_id))
+        self._http.close()
+
+    def connect(self) -> None:
+        """Returns when the server accepts this client; raises if it refuses, or does not answer in time."""
+
+        def activate() -> None:
+            with self._lock:
+                self._activate()
+
+        self._repeat_until_answered(activate)
+        self.notify(f"joined {self.server}")
+
+    def receive(self) -> Message:
+        """Waits for the next request. If the connection breaks, connects again, and the server repeats it."""
+        start = time.monotonic()
+        while True:
+            node = self._node
+            try:
+                answer = self._fleet.PullMessages(PullMessagesRequest(node=node))
+                if answer.messages_list:
+                    return self._fetch(
+                        node, answer.messages_list[0].metadata.run_id, answer.message_object_trees[0]
+                    )
+            except httpx.HTTPError:
+                if self._node is node:  # otherwise a heartbeat has connected again
+                    self.notify("the connection is lost: trying again")
+                    time.sleep(RETRY_SECONDS)
+                    self.connect()
+                    start = time.monotonic()
+            except Exception as error:
+                self.notify(f"a request was lost ({type(error).__name__})")
+            time.sleep(min(MAX_POLL, max(MIN_POLL, (time.monotonic() - start) / 10)))
+
+    def send(self, reply: Message) -> None:
+        """Delivers a reply. If the connection breaks, delivers it when the server is back."""
+
+        def push() -> None:
+            try:
+                accepted = self.push(reply)
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code in UNAVAILABLE:
+                    raise
+                accepted = False
+            if not accepted:
+                self.notify("the server no longer expects this reply")
+
+        self._repeat_until_answered(push)
+
+    def push(self, reply: Message) -> bool:
+        """Delivers a reply in one attempt; False if the server does not accept it."""
+        with no_object_id_recompute():
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            tree = get_object_tree(reply)
+            parts = {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
+        proto = message_to_proto(remove_content_from_message(reply))
+        request = PushMessagesRequest(node=self._node, messages_list=[proto], message_object_trees=[tree])
+        answer = self._fleet.PushMessages(request)
+        for name in answer.objects_to_push:
+            part = PushObjectRequest(
+                node=request.node,
+                run_id=reply.metadata.run_id,
+                session_id=answer.session_id,
+                object_id=name,
+                object_content=parts[name],
+            )
+            if not self._fleet.PushObject(part).stored:
+                return False
+        return True
+
+    def _fetch(self, node: Node, run_id: int, tree: ObjectTree) -> Message:
+        """The request whose parts are listed in a tree."""
+        parts = {}
+        for part in iterate_object_tree(tree):
+            request = PullObjectRequest(node=node, run_id=run_id, object_id=part.object_id)
+            while not (answer := self._fleet.PullObject(request)).object_available:
+                if not answer.object_found:
+                    raise LookupError("the server has withdrawn the request")
+                time.sleep(PART_POLL)
+            parts[part.object_id] = answer.object_content
+        message = inflate_object_from_contents(tree.object_id, parts)
+        if not isinstance(message, Message) or not message.has_content():
+            raise TypeError("not a request")
+        message.metadata.__dict__["_message_id"] = tree.object_id  # a message does not contain its own name
+        self._fleet.ConfirmMessageReceived(
+            ConfirmMessageReceivedRequest(node=node, run_id=run_id, message_object_id=tree.object_id)
+        )
+        return message
+
+    def _activate(self) -> None:
+        """Registers this client as connected. A new connection makes the server repeat its request."""
+        with suppress(httpx.HTTPStatusError):  # a server that was restarted does not know this client
+            if self._node.node_id:
+                self._fleet.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
+        with suppress(httpx.HTTPStatusError):  # it is registered already
+            if self.key is None:
+                self._fleet.RegisterNode(RegisterNodeFleetRequest(public_key=self._public))
+        request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT_INTERVAL)
+        self._node = Node(node_id=self._fleet.ActivateNode(request).node_id)
+        self._alive = time.monotonic()
+
+    def _send_heartbeats(self) -> None:
+        """Keeps this client connected while it trains, even if the server is restarted in the meantime."""
+        while not self._closed.wait(HEARTBEAT_SECONDS):
+            with self._lock, suppress(Exception):  # the main thread reports errors when it needs the server
+                if self._node.node_id and not self._is_known():
+                    self._activate()
+
+    def _is_known(self) -> bool:
+        """Sends a heartbeat; False if the server does not know this client, or may have given it up."""
+        if time.monotonic() > self._alive + 2 * HEARTBEAT_INTERVAL:
+            return False
+        request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_INTERVAL)
+        try:
+            known = self._fleet.SendNodeHeartbeat(request).success
+        except httpx.HTTPStatusError as error:
+            return error.response.status_code != 401
+        self._alive = time.monotonic()
+        return known
+
+    def _repeat_until_answered(self, action: Callable[[], None]) -> None:
+        """Repeats an action until the server answers. Raises if it refuses, or does not answer in time."""
+        end, told = time.monotonic() + self.wait, ""
+        while True:
+            try:
+                return action()
+            except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+                status, failure = self._explain(error)
+            if time.monotonic() > end:
+                raise UserError(failure)
+            if status != told:
+                self.notify(status)
+                told = status
+            time.sleep(RETRY_SECONDS)
+
+    def _explain(self, error: Exception) -> tuple[str, str]:
+        """What the user is told while an action is repeated, and if it never succeeds.
+
+        Raises if the server will never accept this client.
+        """
+        if isinstance(error, httpx.InvalidURL | UnicodeError):
+            raise UserError(f"'{self.server}' is not a valid address: give HOST:PORT.") from error
+        if isinstance(error, httpx.HTTPStatusError):
+            code = error.response.status_code
+            if code == 412:
+                return (
+                    f"waiting, because {self.server} still lists an earlier connection of this client",
+                    f"{self.server} has another connected client with this key: stop its 'fedseal join'.",
+                )
+            if code == 401:
+                raise UserError(
+                    f"{self.server} refuses this client's signature: check that both machines' clocks agree."
+                ) from error
+            if code == 403:
+                raise UserError(
+                    f"{self.server} refuses this client: its key is not registered there."
+                ) from error
+            if code < 500:
+                raise UserError(f"{self.server} is not a fedseal server (HTTP status {code}).") from error
+        elif not isinstance(error, httpx.TransportError):
+            raise UserError(f"{self.server} is not a fedseal server ({type(error).__name__}).") from error
+        tls_error = _find_tls_error(error)
+        if isinstance(tls_error, ssl.SSLCertVerificationError):
+            raise UserError(
+                f"{self.server} is not the server that this key is for: its certificate is from another"
+                f" CA or for another host ({one_line(tls_error.verify_message)})."
+            ) from error
+        if tls_error is not None and not isinstance(tls_error, ssl.SSLEOFError):  # EOF: it has just ended
+            raise UserError(f"{self.server} does not use TLS: is it a fedseal server?") from error
+        if isinstance(error, httpx.RemoteProtocolError) and self.key is None and not self._node.node_id:
+            raise UserError(
+                f"{self.server} does not answer without TLS: leave out --insecure and give --key."
+            ) from error
+        return (
+            f"waiting for the server at {self.server}",
+            f"No server answered at {self.server} in {self.wait:g} seconds: check host and port.",
+        )
+
+
+def _read_private_key(key: ClientKey) -> ec.EllipticCurvePrivateKey:
+    private = load_ssh_private_key(key.file.read_bytes(), None)
+    assert isinstance(private, ec.EllipticCurvePrivateKey)  # as checked when the file was first read
+    return private
+
+
+def _find_tls_error(error: BaseException | None) -> ssl.SSLError | None:
+    """The TLS error that caused another error, or None."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error

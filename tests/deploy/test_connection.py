@@ -1,0 +1,263 @@
+"""A client's connection to the SuperLink: lost connections, restarted servers, incomplete requests."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("flwr")
+
+from deployment import wait_until
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse, PushMessagesResponse
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
+from flwr.proto.message_pb2 import PullObjectResponse, PushObjectResponse
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedseal.deploy import connection as module
+from fedseal.deploy.connection import Connection
+from fedseal.engines.flower.task import pack, unpack
+from fedseal.errors import UserError
+
+LOST = httpx.ReadError("lost")
+
+
+def status(code: int) -> httpx.HTTPStatusError:
+    request = httpx.Request("POST", "http://server")
+    return httpx.HTTPStatusError("refused", request=request, response=httpx.Response(code, request=request))
+
+
+class FakeSuperLink:
+    """A SuperLink with one client. `fails` names the next errors of a call."""
+
+    def __init__(self) -> None:
+        self.fails: dict[str, list[Exception]] = {}
+        self.calls: list[str] = []
+        self.node, self.online = 100, False
+        self.requests: list[Message] = []
+        self.missing: list[str] = []  # parts of a request that arrive one attempt later
+        self.objects: dict[str, bytes] = {}
+        self.received: dict[str, bytes] = {}  # parts of a reply
+        self.expected: list[str] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if not name[0].isupper():
+            return value
+
+        def call(request: Any) -> Any:
+            self.calls.append(name)
+            if self.fails.get(name):
+                raise self.fails[name].pop(0)
+            return value(request)
+
+        return call
+
+    def restart(self) -> None:
+        """Forgets the client, which gets another number when it connects again."""
+        self.node, self.online = self.node + 1, False
+
+    def check(self, node_id: int) -> None:
+        if node_id != self.node:
+            raise status(401)
+
+    def send(self, content: bytes) -> None:
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+        self.requests.append(Message(pack(content), self.node, MessageType.TRAIN))
+
+    def ActivateNode(self, request: Any) -> ActivateNodeResponse:
+        if self.online:
+            raise status(412)
+        self.online = True
+        return ActivateNodeResponse(node_id=self.node)
+
+    def RegisterNode(self, request: Any) -> None: ...
+
+    def UnregisterNode(self, request: Any) -> None: ...
+
+    def DeactivateNode(self, request: Any) -> None:
+        self.check(request.node_id)
+        self.online = False
+
+    def SendNodeHeartbeat(self, request: Any) -> SendNodeHeartbeatResponse:
+        self.check(request.node.node_id)
+        return SendNodeHeartbeatResponse(success=True)
+
+    def PullMessages(self, request: Any) -> PullMessagesResponse:
+        self.check(request.node.node_id)
+        if not self.requests:
+            return PullMessagesResponse()
+        message = self.requests.pop(0)
+        self.objects = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+        return PullMessagesResponse(
+            messages_list=[message_to_proto(message)], message_object_trees=[get_object_tree(message)]
+        )
+
+    def PullObject(self, request: Any) -> PullObjectResponse:
+        if request.object_id not in self.objects:
+            return PullObjectResponse()
+        if request.object_id in self.missing:
+            self.missing.remove(request.object_id)
+            return PullObjectResponse(object_found=True)
+        content = self.objects[request.object_id]
+        return PullObjectResponse(object_found=True, object_available=True, object_content=content)
+
+    def ConfirmMessageReceived(self, request: Any) -> None:
+        self.objects.clear()
+
+    def PushMessages(self, request: Any) -> PushMessagesResponse:
+        self.check(request.node.node_id)
+        names = [part.object_id for part in iterate_object_tree(request.message_object_trees[0])]
+        self.expected = [name for name in names if name not in self.received]
+        return PushMessagesResponse(objects_to_push=self.expected, session_id="session")
+
+    def PushObject(self, request: Any) -> PushObjectResponse:
+        assert request.object_id in self.expected and request.session_id == "session"
+        self.received[request.object_id] = request.object_content
+        return PushObjectResponse(stored=True)
+
+
+@pytest.fixture
+def link() -> FakeSuperLink:
+    return FakeSuperLink()
+
+
+@pytest.fixture
+def messages() -> list[str]:
+    """What the user is told."""
+    return []
+
+
+@pytest.fixture
+def connection(
+    link: FakeSuperLink, messages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Connection]:
+    for name in ("MIN_POLL", "PART_POLL", "RETRY_SECONDS", "HEARTBEAT_SECONDS"):
+        monkeypatch.setattr(module, name, 0.01)
+    connection = Connection("server:1", None, 60, messages.append)
+    connection._fleet = link  # type: ignore[assignment]
+    connection.connect()
+    messages.clear()
+    yield connection
+    assert not connection._heartbeats.is_alive()
+
+
+def test_a_request_is_complete_even_if_a_part_arrives_later(
+    connection: Connection, link: FakeSuperLink
+) -> None:
+    link.send(b"request")
+    message = link.requests[0]
+    link.missing = list(get_all_nested_objects(message))
+    received = connection.receive()
+    assert unpack(received.content) == b"request"
+    assert received.metadata.message_id == message.object_id
+    assert link.calls[-1] == "ConfirmMessageReceived"
+
+
+@pytest.mark.parametrize("call", ["PullMessages", "PullObject", "ConfirmMessageReceived"])
+def test_a_lost_request_is_asked_for_by_connecting_again(
+    call: str, connection: Connection, link: FakeSuperLink, messages: list[str]
+) -> None:
+    link.fails = {call: [LOST]}
+    link.send(b"first")
+    link.send(b"repeated")
+    assert unpack(connection.receive().content) == (b"first" if call == "PullMessages" else b"repeated")
+    assert link.calls.count("ActivateNode") == 2 and link.calls.count("DeactivateNode") == 1
+    assert messages == ["the connection is lost: trying again", "joined server:1"]
+
+
+def test_an_unreadable_request_is_skipped(
+    connection: Connection, link: FakeSuperLink, messages: list[str]
+) -> None:
+    link.send(b"first")
+    link.fails = {"PullObject": [LookupError()]}
+    link.send(b"second")
+    assert unpack(connection.receive().content) == b"second"
+    assert messages == ["a request was lost (LookupError)"]
+
+
+def test_a_restarted_server_is_joined_again(
+    connection: Connection, link: FakeSuperLink, messages: list[str]
+) -> None:
+    link.restart()
+    link.fails = {"PullMessages": [LOST], "ActivateNode": [LOST, status(503)]}
+    link.send(b"request")
+    assert unpack(connection.receive().content) == b"request"
+    assert messages == [
+        "the connection is lost: trying again",
+        "waiting for the server at server:1",
+        "joined server:1",
+    ]
+
+
+def test_heartbeats_join_a_restarted_server_during_training(
+    connection: Connection, link: FakeSuperLink
+) -> None:
+    with connection:
+        wait_until(lambda: "SendNodeHeartbeat" in link.calls)
+        link.restart()
+        wait_until(lambda: link.online)
+    assert link.calls.count("ActivateNode") == 2
+    assert link.calls[-2:] == ["DeactivateNode", "UnregisterNode"] and not link.online
+
+
+def test_a_client_joins_again_after_a_long_interruption(connection: Connection, link: FakeSuperLink) -> None:
+    """The server may have withdrawn its request, and repeats it to a client that joins again."""
+    connection._alive -= 60
+    with connection:
+        wait_until(lambda: link.calls.count("ActivateNode") == 2 and "SendNodeHeartbeat" in link.calls)
+    assert link.calls.count("ActivateNode") == 2
+
+
+def reply_to(link: FakeSuperLink, connection: Connection) -> Message:
+    link.send(b"request")
+    record = RecordDict({"packet": pack(b"reply")["packet"], "more": ConfigRecord({"a": 1})})
+    return Message(record, reply_to=connection.receive())
+
+
+def test_a_reply_is_delivered_when_the_server_is_back(
+    connection: Connection, link: FakeSuperLink, messages: list[str]
+) -> None:
+    reply = reply_to(link, connection)
+    link.fails = {"PushMessages": [LOST, status(503)], "PushObject": [LOST]}
+    connection.send(reply)
+    received = inflate_object_from_contents(reply.object_id, dict(link.received))
+    assert isinstance(received, Message) and unpack(received.content) == b"reply"
+    assert received.metadata.reply_to_message_id == reply.metadata.reply_to_message_id
+    assert link.calls.count("ActivateNode") == 1  # a new connection would make the server repeat its request
+    assert messages == ["waiting for the server at server:1"]
+
+
+def test_a_reply_that_is_not_expected_any_more_is_dropped(
+    connection: Connection, link: FakeSuperLink, messages: list[str]
+) -> None:
+    reply = reply_to(link, connection)
+    link.restart()
+    connection.send(reply)
+    link.node = connection._node.node_id
+    link.PushObject = lambda request: PushObjectResponse(stored=False)  # type: ignore[method-assign]
+    connection.send(reply)
+    assert messages == ["the server no longer expects this reply"] * 2 and not link.received
+
+
+def test_a_client_gives_up_if_the_server_does_not_come_back(
+    connection: Connection, link: FakeSuperLink
+) -> None:
+    reply = reply_to(link, connection)
+    connection.wait = 0
+    link.fails = {"PushMessages": [LOST]}
+    with pytest.raises(UserError, match="No server answered at server:1"):
+        connection.send(reply)
+
+
+def test_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
+    assert not Connection("server:1", None, 0, print)._http._mounts
