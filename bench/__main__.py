@@ -1,4 +1,4 @@
-"""All benchmarks, and their ratios in one table, which is also written to `results/bench/ratios.json`."""
+"""All benchmarks, and their ratios in one table; also written to `results/bench` and docs/benchmarks.md."""
 
 import json
 from datetime import date
@@ -9,8 +9,9 @@ from rich.table import Table
 
 from bench import arithmetic, augment, fleet, flower, methods, predict, startup
 from bench import round as one_round
+from bench.page import write_block
 from fedseal.system.files import write_atomic
-from fedseal.system.machine import cores, versions
+from fedseal.system.machine import cores, processor, versions
 
 RESULTS = Path("results/bench/ratios.json")
 
@@ -35,6 +36,9 @@ def main() -> None:
     measured = [{"what": what, "ratio": round(ratio, 3), "target": target} for what, ratio, target in rows]
     about = {"date": str(date.today()), "versions": versions(), "cores": cores()}
     write_atomic(RESULTS, json.dumps(about | {"ratios": measured}, indent=1, ensure_ascii=False) + "\n")
+    lines = ["| what | measured | target |", "|---|---:|---:|"]
+    lines += [f"| {what} | {ratio:.2f} | {target} |" for what, ratio, target in rows]
+    write_block("ratios", [*lines, "", f"Measured on {about['date']}: {cores()} cores, {processor()}."])
 
 
 if __name__ == "__main__":

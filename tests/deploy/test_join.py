@@ -53,8 +53,9 @@ def listening(*statuses: int, folder: Path | None = None, host: str = "127.0.0.1
 def connect(port: int, key: Path | None, *, host: str = "127.0.0.1", wait: float = 60) -> list[str]:
     """Connects to the server, and returns what the user is told."""
     messages: list[str] = []
-    server_key = keys.read_client_key(key) if key else None
-    Connection(f"{host}:{port}", server_key, wait, messages.append).connect()
+    client_key = keys.read_client_key(key) if key else None
+    with Connection(f"{host}:{port}", client_key, wait, messages.append) as connection:
+        connection.connect()
     return messages
 
 

@@ -8,7 +8,8 @@ import torch
 from fedseal.reproduce.run_cells import read_numbers
 from fedseal.training.train import train
 
-RESULTS = Path(__file__).parents[2] / "results" / "table-fmnist-lenet"
+RESULTS = Path(__file__).parents[2] / "results"
+GOLDEN = Path(__file__).parent / "golden"  # short runs with clients
 CPU = Path("/proc/cpuinfo")
 AMD = pytest.mark.skipif(
     not CPU.exists()
@@ -19,9 +20,16 @@ AMD = pytest.mark.skipif(
 
 
 @AMD
-@pytest.mark.parametrize(("cell", "rounds"), [("server-sl-dir-0.9-seed0", 3), ("semifl-dir-0.3-seed0", 3)])
-def test_recorded_rounds_are_reproduced(cell: str, rounds: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("recorded", "rounds"),
+    [
+        (RESULTS / "table-fmnist-lenet" / "server-sl-dir-0.9-seed0", 3),
+        (GOLDEN / "fedseal", 2),
+        (GOLDEN / "semifl", 2),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_recorded_rounds_are_reproduced(recorded: Path, rounds: int, tmp_path: Path) -> None:
     """Compares all numbers of the first rounds, possibly on another processor than the recorded one."""
-    config, cpu = RESULTS / cell / "config.toml", {"engine.device": "cpu"}
-    train(config, out=tmp_path / "run", rounds=rounds, options=cpu)
-    assert read_numbers(tmp_path / "run", rounds) == read_numbers(RESULTS / cell, rounds)
+    train(recorded / "config.toml", out=tmp_path / "run", rounds=rounds, options={"engine.device": "cpu"})
+    assert read_numbers(tmp_path / "run", rounds) == read_numbers(recorded, rounds)
