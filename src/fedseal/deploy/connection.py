@@ -51,7 +51,7 @@ from fedseal.engines.flower.engine import one_line
 from fedseal.errors import UserError
 
 # Seconds between two checks for a request: a tenth of the time since the last request, within these limits.
-# So a request is delayed by at most a tenth of the wait for it, and idle clients are no burden to the server.
+# This delays a request by little compared to the wait for it, and spares a server with many idle clients.
 MIN_POLL, MAX_POLL = 0.1, 2.0
 PART_POLL = 0.05  # seconds between two attempts to fetch a part that the server is still sending
 RETRY_SECONDS = 1.0  # between two attempts to reach a server that does not answer
