@@ -1,4 +1,4 @@
-from fedseal.reproduce.measure import Measured, gap_recovered, margins_and_gaps
+from fedseal.reproduce.measure import Measured, gap_recovered, margins_and_gaps, outdated_note
 
 
 def test_margin_and_gap_recovered() -> None:
@@ -30,3 +30,10 @@ def test_a_place_shows_mean_and_standard_deviation() -> None:
     assert Measured({0: 76.0, 1: 78.0}, 78.62).text() == "77.00 ± 1.41 (78.62)"
     assert Measured({3: 76.0}).text() == "76.00 (–)"
     assert Measured().text() == "not run (–)"
+
+
+def test_outdated_values_are_marked_and_explained() -> None:
+    old = Measured({0: 76.0}, 78.62, outdated=True)
+    assert old.text() == "76.00* (78.62)"
+    assert outdated_note({"FedSEAL": {"a": old}}).startswith("* measured with fedseal 0.1.0")
+    assert outdated_note({"FedSEAL": {"a": Measured({0: 76.0})}}) == ""

@@ -83,3 +83,20 @@ def test_a_run_that_lacks_a_round_is_not_kept(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is damaged, or a round is missing"):
         ResultStore(tmp_path / "results").add(cell, run)
     assert not (tmp_path / "results").exists()
+
+
+def test_results_with_one_channel_are_outdated_and_those_with_three_are_not(tmp_path: Path) -> None:
+    """Version 0.1.0 rounds differently with one channel. A current result is preferred to an outdated one."""
+    for name, outdated in (("table-fmnist-lenet", True), ("table-svhn-lenet", False)):
+        cell, results = find_table(name).cells(1, "paper")[0], tmp_path / name
+        for made_with in ("0.1.0", "0.2.0"):
+            folder = results / made_with
+            folder.mkdir(parents=True)
+            (folder / "config.toml").write_text(cell.config.to_toml(), "utf-8")
+            summary = {"rounds": cell.config.rounds, "versions": {"fedseal": made_with}}
+            (folder / "summary.json").write_text(json.dumps(summary), "utf-8")
+            store = ResultStore(results)
+            assert not store.is_missing(cell)
+            assert store.is_missing(cell, renew=True) == (outdated and made_with == "0.1.0")
+        found = store.find(cell)
+        assert found is not None and (found.folder.name == "0.2.0" or not outdated)
