@@ -198,8 +198,8 @@ def build_network(
 def check_layout(model: nn.Module) -> None:
     """Raises if the weights of a convolution are not in channels-last layout.
 
-    This layout trains LeNet up to 1.7 times as fast on a CPU (`bench/limit.py`). With one input channel
-    PyTorch regards other strides as channels-last, too, but computes slowly with them. So the strides count.
+    This layout trains LeNet up to 1.7 times as fast on a CPU. With one input channel PyTorch regards other
+    strides as channels-last, too, but computes slowly with them. So the strides count.
     """
     for name, value in model.named_parameters():
         if value.dim() == 4:
