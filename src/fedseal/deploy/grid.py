@@ -30,7 +30,8 @@ from fedseal.engines.flower.engine import size_limit
 
 THREADS = 64
 PULL_SECONDS = 0.1  # that `pull_messages` waits for replies that are being fetched
-MAX_RETRY_SECONDS = 2.0  # between two attempts to fetch a part that has not arrived yet
+# Seconds between two attempts to fetch a part that has not arrived yet, doubled after each.
+MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.05, 2.0
 
 
 class TooLargeError(Exception):
@@ -117,7 +118,12 @@ class SafeGrid(HttpGrid):
             return content
 
         names = [part.object_id for part in iterate_object_tree(tree)]
-        return pull_objects(names, pull_within_limit, backoff_cap=MAX_RETRY_SECONDS)
+        return pull_objects(
+            names,
+            pull_within_limit,
+            initial_backoff=MIN_RETRY_SECONDS,
+            backoff_cap=MAX_RETRY_SECONDS,
+        )
 
 
 def arrays_size(message: Message) -> int:
