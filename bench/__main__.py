@@ -2,17 +2,19 @@
 
 import json
 from datetime import date
+from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from bench import arithmetic, augment, fleet, flower, methods, predict, startup
-from bench import round as one_round
 from bench.page import write_block
+from fedseal.config.sections import EngineSettings
+from fedseal.system.environment import set_up_process
 from fedseal.system.files import write_atomic
 from fedseal.system.machine import cores, processor, versions
 
+PARTS = ("startup", "arithmetic", "augment", "predict", "round", "fleet", "flower", "methods")
 RESULTS = Path("results/bench/ratios.json")
 
 
@@ -23,9 +25,10 @@ def reached(ratio: float, target: str) -> bool:
 
 
 def main() -> None:
+    set_up_process(EngineSettings().arithmetic)  # before a part imports what computes with PyTorch
     rows = []
-    for part in (startup, arithmetic, augment, predict, one_round, fleet, flower, methods):
-        rows += part.run()
+    for part in PARTS:
+        rows += import_module(f"bench.{part}").run()
     table = Table("what", title="Ratios, each measured side by side on this machine")
     for column in ("measured", "target", ""):
         table.add_column(column, justify="right")

@@ -127,7 +127,9 @@ class FlowerEngine:
                 yield Reply(k, Packet(), problem=Problem("it is not connected"))
             for message in messages:
                 k = sent.pop(message.metadata.reply_to_message_id, -1)
-                if k in waiting and not (message.has_error() and message.error.code in GONE):
+                if message.has_error() and message.error.code in GONE:
+                    activations[k] = ""  # the request is lost: it is sent again while the client is connected
+                elif k in waiting:
                     waiting.remove(k)
                     yield read_reply(message, k, sizes[k], simulated=bool(self.task.memory_folder))
             if time.monotonic() > end:
