@@ -1,6 +1,6 @@
-"""FedLab: FedAvg in one process (standalone mode), or with a server and two client processes (scale mode).
+"""FedLab: FedAvg in one process (standalone mode: usual), or with a server and two client processes (tuned).
 
-Usage: run_fedlab.py WORK OUT ROUNDS PROCESSES
+Usage: run_fedlab.py WORK OUT ROUNDS WAY
 """
 
 import logging
@@ -23,7 +23,8 @@ from fedlab.core.network import DistNetwork  # noqa: E402
 from fedlab.core.server.manager import SynchronousServerManager  # noqa: E402
 from fedlab.core.standalone import StandalonePipeline  # noqa: E402
 
-PATH, OUT, ROUNDS, PROCESSES = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:5])
+PATH, OUT, ROUNDS, WAY = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+PROCESSES = 2
 
 
 class Epoch:
@@ -38,17 +39,19 @@ class Epoch:
 
 class ClientData(FedDataset):
     def get_dataloader(self, id, batch_size, type="train"):
-        return Epoch(shared.images[id], shared.labels[id], batch_size)
+        make = Epoch if WAY == "tuned" else work.loader
+        return make(shared.images[id], shared.labels[id], batch_size)
 
 
 class Trainer(FedAvgSerialClientTrainer):
-    """FedLab's own training loop, with the fused optimizer and channels-last weights."""
+    """FedLab's own training loop; tuned: with the fused optimizer and channels-last weights."""
 
     def __init__(self, clients):
-        super().__init__(shared.network(), clients)
+        super().__init__(shared.network(WAY), clients)
         self.setup_dataset(ClientData())
         self.setup_optim(work.EPOCHS, work.BATCH, work.LR)
-        self.optimizer = torch.optim.SGD(self._model.parameters(), work.LR, fused=True)
+        if WAY == "tuned":
+            self.optimizer = torch.optim.SGD(self._model.parameters(), work.LR, fused=True)
 
     @property
     def model_parameters(self):
@@ -99,7 +102,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     shared, watch = work.load(PATH), work.Stopwatch()
     handler = Handler()
-    if PROCESSES == 1:
+    if WAY == "usual":
         pipeline = Pipeline(handler, Trainer(len(shared.labels)))
         watch.start()
         pipeline.main()

@@ -19,4 +19,4 @@ subprocess.run(command, check=True, stdout=sys.stderr)
 rounds = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
 seconds = [sum(rounds[0]["seconds"].values())]
 seconds += [after["clock"] - before["clock"] for before, after in pairwise(rounds)]
-print(json.dumps({"seconds": seconds}))
+(folder / "model.json").write_text(json.dumps({"seconds": seconds}))

@@ -2,6 +2,10 @@
 
 Every contestant reads the same file: the clients' images and labels, and the initial weights. It writes the
 averaged model of the last round. Nothing here imports fedseal.
+
+A contestant trains in one of two ways. "usual" is what one writes with PyTorch: `nn.Module` as it is,
+`DataLoader`, `torch.optim.SGD`. "tuned" is the fastest loop found: weights in channels-last layout, batches
+cut from one tensor, fused SGD.
 """
 
 import json
@@ -16,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, max_pool2d, relu
 from torch.optim.sgd import sgd
+from torch.utils.data import DataLoader, TensorDataset
 
 EPOCHS, BATCH, LR = 5, 32, 0.01
 
@@ -46,11 +51,11 @@ class Work:
     labels: Tensor  # [clients, n]
     weights: Mapping[str, Tensor]
 
-    def network(self) -> LeNet:
-        """The initial network. In this memory format it trains up to 1.75 × as fast on a CPU."""
+    def network(self, way: str = "tuned") -> LeNet:
+        """The initial network."""
         model = LeNet()
         model.load_state_dict(self.weights)
-        return model.to(memory_format=torch.channels_last)
+        return model.to(memory_format=torch.channels_last) if way == "tuned" else model
 
 
 @lru_cache(1)
@@ -62,9 +67,9 @@ def load(path: str) -> Work:
 
 
 @lru_cache(1)
-def scratch_network(path: str) -> LeNet:
+def scratch_network(path: str, way: str) -> LeNet:
     """The network that a process uses for all of its clients."""
-    return load(path).network()
+    return load(path).network(way)
 
 
 def batches(images: Tensor, labels: Tensor, size: int = BATCH) -> Iterator[tuple[Tensor, Tensor]]:
@@ -73,13 +78,34 @@ def batches(images: Tensor, labels: Tensor, size: int = BATCH) -> Iterator[tuple
     return zip(images[order].split(size), labels[order].split(size), strict=True)
 
 
-def train(model: nn.Module, images: Tensor, labels: Tensor) -> None:
-    """A client's part of a round: plain SGD, in place.
+def loader(images: Tensor, labels: Tensor, size: int = BATCH) -> DataLoader[tuple[Tensor, ...]]:
+    """PyTorch's own mini-batches."""
+    return DataLoader(TensorDataset(images, labels), size, shuffle=True)
+
+
+def train(model: nn.Module, images: Tensor, labels: Tensor, way: str = "tuned") -> None:
+    """A client's part of a round: plain SGD, in place."""
+    model.train()
+    (train_tuned if way == "tuned" else train_usual)(model, images, labels)
+
+
+def train_usual(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    """As it is usually written."""
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    batches = loader(images, labels)
+    for _ in range(EPOCHS):
+        for x, y in batches:
+            optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+
+def train_tuned(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    """As fast as possible.
 
     This calls the function behind `torch.optim.SGD`. The class would import PyTorch's compiler, which makes
     processes start more slowly.
     """
-    model.train()
     parameters = list(model.parameters())
     for _ in range(EPOCHS):
         for x, y in batches(images, labels):
@@ -132,6 +158,6 @@ class Stopwatch:
         self._last = now
 
     def finish(self, model: nn.Module, out: str) -> None:
-        """Writes the model and prints the result."""
+        """Writes the model, and the seconds beside it."""
         save_file({name: value.contiguous() for name, value in model.state_dict().items()}, Path(out))
-        print(json.dumps({"seconds": self.seconds}), flush=True)
+        Path(out).with_suffix(".json").write_text(json.dumps({"seconds": self.seconds}))

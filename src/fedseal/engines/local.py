@@ -91,8 +91,10 @@ class LocalEngine:
     def _run_in_workers(
         self, order: list[int], wires: Mapping[int, tuple[int, bytes]]
     ) -> Iterator[tuple[int, _Answer | Problem]]:
-        while len(self._workers) < min(self._count, len(order)):
-            self._workers.append(_Worker(self._setup))
+        new = [_Worker() for _ in range(len(self._workers), min(self._count, len(order)))]
+        for worker in new:  # all of them import PyTorch at the same time
+            worker.send(self._setup)
+        self._workers += new
         for worker in self._workers:
             worker.seen.clear()
         queue, attempts = deque(order), dict.fromkeys(order, 0)
@@ -109,7 +111,8 @@ class LocalEngine:
                     answer = pipe.recv()
                 except (EOFError, OSError):  # it died, maybe in the middle of its answer
                     self._workers.remove(worker)
-                    worker = _Worker(self._setup)
+                    worker = _Worker()
+                    worker.send(self._setup)
                     self._workers.append(worker)
                     attempts[k] += 1
                     if attempts[k] < ATTEMPTS:
@@ -129,27 +132,33 @@ def _answer(clients: SimulatedClients, k: int, request: Packet, memory: bytes) -
 
 
 class _Worker:
-    def __init__(self, setup: RunSetup) -> None:
+    """A process that waits for a `RunSetup`, and then for clients' requests."""
+
+    def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
         self.seen: set[int] = set()  # packets of this round that the worker already has
-        self.process = context.Process(target=_work, args=(other, setup), daemon=True)
+        self.process = context.Process(target=_work, args=(other,), daemon=True)
         with _without_main_module(), _without_interrupts():
             self.process.start()
         other.close()
 
     def ask(self, k: int, number: int, wire: bytes, memory: bytes) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it died: noticed when its answer is read
-            self.pipe.send((k, not self.seen, number, b"" if number in self.seen else wire, memory))
+        self.send((k, not self.seen, number, b"" if number in self.seen else wire, memory))
         self.seen.add(number)
 
+    def send(self, value: object) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it died: noticed when its answer is read
+            self.pipe.send(value)
 
-def _work(pipe: Connection, setup: RunSetup) -> None:
+
+def _work(pipe: Connection) -> None:
     """The worker process; it ends when the other end of the pipe is closed."""
     set_up_process()  # the arithmetic is the parent's
-    torch.set_num_threads(setup.config.client.threads)
-    clients, packets = SimulatedClients(setup), dict[int, Packet]()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        setup = pipe.recv()
+        torch.set_num_threads(setup.config.client.threads)
+        clients, packets = SimulatedClients(setup), dict[int, Packet]()
         while True:
             k, first, number, wire, memory = pipe.recv()
             if first:  # request of a new round
