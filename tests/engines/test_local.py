@@ -135,7 +135,8 @@ def test_client_that_kills_its_workers_is_left_out(monkeypatch: pytest.MonkeyPat
 def test_worker_keeps_the_packets_of_the_current_round_only() -> None:
     """Clients can share packets, as in a method with one model per group. Four clients get 1, 2, 3, 1."""
     setup = small()
-    method, server, worker = setup.config.selected_method(), setup.server(), local._Worker(setup)
+    method, server, worker = setup.config.selected_method(), setup.server(), local._Worker()
+    worker.send(setup)
     _, requests = method.server_round(Round(1, (0,), range(1)), method.initial_state(server), server)
     wire = requests[0].to_bytes()
     try:

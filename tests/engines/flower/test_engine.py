@@ -205,7 +205,6 @@ FAULTS: dict[str, tuple[Behaviour, str]] = {
     "many counts": (added_counts(**{f"n{i}": 1 for i in range(30)}), "more than 20"),
     "huge count": (added_counts(positive=10**400), "'positive' is not a number of images"),
     "failure": (failed(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "a\nb\x1b[2J"), "it failed: a b [2J"),
-    "gone": (failed(ErrorCode.NODE_UNAVAILABLE, "offline"), "no reply within 2.5 seconds"),
     "slow": (lambda request, reply: None, "no reply within 2.5 seconds"),
 }
 
@@ -225,6 +224,18 @@ def test_a_round_continues_without_a_faulty_client(
     assert [(event["t"], event["client"]) for event in left_out] == [(1, "north")]
     assert reason in left_out[0]["reason"]
     assert [event["left_out"] for event in events if event["event"] == "round"] == [["north"], []]
+
+
+def test_a_request_that_did_not_reach_its_client_is_sent_again(
+    grid: FakeGrid, run: Callable[..., list[dict[str, Any]]]
+) -> None:
+    lose = failed(ErrorCode.NODE_UNAVAILABLE, "offline")
+    grid.behaviours["north"] = lambda request, reply: (
+        lose(request, reply) if len(grid.requests) <= 2 else reply
+    )
+    events = run()
+    assert not [event for event in events if event["event"] == "left-out"]
+    assert len(grid.requests) == 5  # two rounds with two clients, and one request twice
 
 
 def test_a_client_that_is_not_connected_is_not_waited_for(
