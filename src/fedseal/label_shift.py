@@ -1,0 +1,112 @@
+"""Label shift: a client's class mix differs from the server's, and the client estimates it without labels.
+
+The server calibrates its model on validation images. A client predicts its own images with the calibrated
+model, finds the class mix that explains them best, and predicts and labels with it. See docs/label-shift.md.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, one_hot
+
+HIGHEST_TEMPERATURE = 20.0
+# What is believed of a model before any validation image is seen: mean and deviation.
+SHARPNESS, BIAS = (1.0, 10.0), (0.0, 0.3)  # sharpness is 1 / temperature
+PSEUDO_COUNT = 0.1  # per class, so that no class becomes impossible
+NEWTON_STEPS, EM_STEPS = 50, 200
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Makes confidences true on average: softmax(logits / temperature + bias)."""
+
+    temperature: float
+    bias: Tensor  # [M]
+    mix: Tensor  # [M], the class mix of the images that it was fitted on
+    images: int  # their number
+
+    def probs(self, logits: Tensor) -> Tensor:
+        """Calibrated confidences [n, M], in double precision."""
+        return (logits.double() / self.temperature + self.bias).softmax(dim=1)
+
+
+def calibrate(logits: Tensor, labels: Tensor) -> Calibration:
+    """The calibration with the least negative log-likelihood on validation images.
+
+    Guo et al. (2017) introduced the temperature, Alexandari et al. (2020) the biases. Validation images are
+    few, so both have a normal prior. The sum is convex in 1 / temperature and biases, and Newton's method
+    finds its minimum.
+    """
+    logits, classes = logits.double(), logits.shape[1]
+    truth = one_hot(labels, classes).double()
+    mean = torch.tensor([SHARPNESS[0], *classes * [BIAS[0]]], dtype=torch.float64)
+    precision = torch.tensor([SHARPNESS[1], *classes * [BIAS[1]]], dtype=torch.float64) ** -2
+    # Scores are linear in the parameters: features [n, M, 1 + M] · parameters [1 + M].
+    units = torch.eye(classes, dtype=torch.float64).expand(len(logits), -1, -1)
+    features = torch.cat([logits.unsqueeze(2), units], dim=2)
+
+    def objective(values: Tensor) -> Tensor:
+        scores = features @ values
+        prior = (precision * (values - mean) ** 2).sum() / 2
+        return scores.logsumexp(dim=1).sum() - (scores * truth).sum() + prior
+
+    values = mean
+    for _ in range(NEWTON_STEPS):
+        probs = (features @ values).softmax(dim=1)
+        expected = torch.einsum("nmk,nm->nk", features, probs)
+        gradient = torch.einsum("nmk,nm->k", features, probs - truth) + precision * (values - mean)
+        curvature = torch.einsum("nmk,nm,nml->kl", features, probs, features) - expected.T @ expected
+        step = torch.linalg.solve(curvature + precision.diag(), gradient)
+        while step.abs().max() > 1e-9 and objective(values - step) > objective(values):
+            step = step / 2
+        values = values - step
+        if step.abs().max() <= 1e-9:
+            break
+    counts = truth.sum(dim=0) + 1  # a class without a validation image is rare, not impossible
+    sharpness = max(float(values[0]), 1 / HIGHEST_TEMPERATURE)
+    return Calibration(1 / sharpness, values[1:], counts / counts.sum(), len(labels))
+
+
+def posterior(probs: Tensor, old: Tensor, new: Tensor) -> Tensor:
+    """Confidences [n, M] where classes have the mix `new`, from those where they have the mix `old`."""
+    weighted = probs * (new / old)
+    return weighted / weighted.sum(dim=1, keepdim=True)
+
+
+def most_likely_mix(probs: Tensor, old: Tensor) -> Tensor:
+    """The class mix of the images with these confidences, by EM (Saerens, Latinne and Decaestecker 2002)."""
+    mix = old
+    for _ in range(EM_STEPS):
+        counts = posterior(probs, old, mix).sum(dim=0) + PSEUDO_COUNT
+        before, mix = mix, counts / counts.sum()
+        if (mix - before).abs().max() < 1e-6:
+            break
+    return mix
+
+
+def estimate_mix(probs: Tensor, calibration: Calibration) -> Tensor:
+    """A client's class mix [M], from the calibrated confidences of its images.
+
+    The most likely mix is drawn towards that of the server, as in James and Stein (1961). The more images
+    and validation images there are, the less a gain in likelihood can be chance. Without a shift, the gain
+    is about (M − 1) / 2 · (1 + images / validation images), and the result is the server's mix.
+    """
+    n, classes = probs.shape
+    old = calibration.mix
+    if n == 0 or calibration.images == 0:
+        return old
+    mix = most_likely_mix(probs, old)
+    gain = float((probs * (mix / old)).sum(dim=1).log().sum())
+    chance = (classes - 1) / 2 * (1 + n / calibration.images)
+    trust = max(0.0, 1 - chance / gain) if gain > 0 else 0.0
+    return trust * mix + (1 - trust) * old
+
+
+def adjusted_loss(logits: Tensor, target: Tensor, mix: Tensor) -> Tensor:
+    """Cross-entropy of logits + log mix, for a client with this class mix (Menon et al. 2021).
+
+    The classifier then learns what tells classes apart, and not how frequent they are at this client.
+    `target` has classes [n] or probabilities [n, M].
+    """
+    return cross_entropy(logits + mix.to(logits).log(), target)
