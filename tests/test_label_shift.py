@@ -212,6 +212,13 @@ def test_extreme_temperatures_are_finite(logits: torch.Tensor, lowest: float, hi
     assert bool(found.probs(logits).isfinite().all())
 
 
+def test_logits_that_are_not_numbers_are_left_out() -> None:
+    logits, labels = draw(50, [0.5, 0.5], seed=4)
+    broken = torch.cat([logits, doubles([math.nan, 0], [math.inf, 0])])
+    found = calibrate(broken, torch.cat([labels, torch.tensor([0, 1])]))
+    assert (found.temperature, found.images) == (calibrate(logits, labels).temperature, 50)
+
+
 def test_without_validation_images_nothing_is_calibrated() -> None:
     found = calibrate(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
     assert (found.temperature, found.bias.tolist(), found.images) == (1.0, [0, 0, 0], 0)

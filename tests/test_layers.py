@@ -13,7 +13,7 @@ LAYERS = [
     ["errors"],
     ["system"],
     ["config.sections", "config.__init__"],
-    ["paper", "losses", "weights"],
+    ["paper", "losses", "label_shift", "weights"],
     ["aggregate"],
     ["data"],
     ["models"],

@@ -38,7 +38,8 @@ def calibrate(logits: Tensor, labels: Tensor) -> Calibration:
     few, so both have a normal prior. The sum is convex in 1 / temperature and biases, and Newton's method
     finds its minimum.
     """
-    logits, classes = logits.double(), logits.shape[1]
+    finite = logits.isfinite().all(dim=1)  # a model may have diverged
+    logits, labels, classes = logits[finite].double(), labels[finite], logits.shape[1]
     truth = one_hot(labels, classes).double()
     mean = torch.tensor([SHARPNESS[0], *classes * [BIAS[0]]], dtype=torch.float64)
     precision = torch.tensor([SHARPNESS[1], *classes * [BIAS[1]]], dtype=torch.float64) ** -2

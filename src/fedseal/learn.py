@@ -126,15 +126,20 @@ def train_supervised(
     return fit(participant, start, batches, loss, learning_rate(participant, t))
 
 
-@torch.inference_mode()
 def predict(participant: Participant, values: Mapping[str, Tensor], images: Images) -> Tensor:
     """p(x; w): the confidences [n, M] of a model with the weights `values`, on the CPU."""
+    return predict_logits(participant, values, images).softmax(dim=1)
+
+
+@torch.inference_mode()
+def predict_logits(participant: Participant, values: Mapping[str, Tensor], images: Images) -> Tensor:
+    """The logits [n, M] of a model with the weights `values`, on the CPU."""
     weights.set_weights(participant.model, values)
     participant.model.eval()
     batches = images.pixels.split(INFERENCE_BATCH)
     if not len(images):
         return torch.zeros(0, participant.classes)
-    return torch.cat([participant.model(x.to(participant.device)).softmax(dim=1).cpu() for x in batches])
+    return torch.cat([participant.model(x.to(participant.device)).cpu() for x in batches])
 
 
 def accuracy(probs: Tensor, labels: Tensor) -> float:

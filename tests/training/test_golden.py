@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedseal.reproduce.run_cells import read_numbers
+from fedseal.reproduce.run_cells import differing_rounds, read_numbers
 from fedseal.training.train import train
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -32,4 +32,6 @@ AMD = pytest.mark.skipif(
 def test_recorded_rounds_are_reproduced(recorded: Path, rounds: int, tmp_path: Path) -> None:
     """Compares all numbers of the first rounds, possibly on another processor than the recorded one."""
     train(recorded / "config.toml", out=tmp_path / "run", rounds=rounds, options={"engine.device": "cpu"})
-    assert read_numbers(tmp_path / "run", rounds) == read_numbers(recorded, rounds)
+    numbers = read_numbers(recorded, rounds)
+    assert len(numbers) == rounds
+    assert differing_rounds(numbers, read_numbers(tmp_path / "run", rounds)) == []

@@ -93,14 +93,20 @@ def _show_result(
     summary = result.summary
     rounds, images = summary["rounds"], "test" if "test_accuracy" in summary else "validation"
     table = Table("", f"{images} accuracy", "margin", box=None, header_style="bold")
-    table.add_row(f"{summary['method']}, {rounds} rounds", f"[bold]{result.accuracy:.2%}[/]", "")
+    adapted = result.client_accuracy_after(rounds)
+    if adapted is not None:
+        table.add_column("with each client's class mix")
+    row = [f"{summary['method']}, {rounds} rounds", f"[bold]{result.accuracy:.2%}[/]", ""]
+    table.add_row(*row, f"[bold]{adapted:.2%}[/]" if adapted is not None else "")
     if compared is not None:
         longest = compared.summary["rounds"]
         notes = {rounds: "", longest: ", as many supervised epochs"} if longest > rounds else {rounds: ""}
         for t, note in notes.items():
             accuracy = compared.accuracy_after(t)
             margin = f"{100 * (result.accuracy - accuracy):+.2f} points"
-            table.add_row(f"Server-SL, {t} rounds{note}", f"{accuracy:.2%}", margin)
+            other = compared.client_accuracy_after(t)
+            row = [f"Server-SL, {t} rounds{note}", f"{accuracy:.2%}", margin]
+            table.add_row(*row, f"{other:.2%}" if other is not None else "")
     terminal.print()
     terminal.print(table)
     labels, seconds = summary["labels"], summary["seconds"]

@@ -70,3 +70,4 @@ class Federation:
     names: Sequence[str]  # of the clients
     tests: Mapping[str, Ints]  # "test" as in the paper; "official" if the data set's own test set differs
     fingerprint: str = ""  # of all of the above, including the pixels
+    client_tests: Sequence[Ints] = ()  # the part of "test" in each client's class mix, if there is one

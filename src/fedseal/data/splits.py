@@ -66,19 +66,17 @@ def _split_pool(pool: Pool, data: DataSettings, seed: int) -> Federation:
         )
     clients = partition.assign_images(pool.labels, rest, counts, stream(seed, "deal"))
 
-    tests = {"test": test}
+    tests: dict[str, Ints] = {"test": test}
+    client_tests: Sequence[Ints] = ()
     if data.test_per_client:
         rng, mixes = stream(seed, "test"), partition.class_mixes(counts)
         wanted = partition.mix_counts(
             mixes, data.test_per_client, _sizes(pool, test), rng, key="data.test_per_client"
         )
-        # One client after the other, so that each client's test images can be identified.
-        tests = {
-            "test": np.concatenate(partition.assign_images(pool.labels, test, wanted, rng)),
-            "official": test,
-        }
+        client_tests = partition.assign_images(pool.labels, test, wanted, rng)
+        tests = {"test": np.concatenate(client_tests), "official": test}
     names = tuple(f"client-{client}" for client in range(data.clients))
-    return Federation(pool, labelled, validation, clients, names, tests)
+    return Federation(pool, labelled, validation, clients, names, tests, client_tests=client_tests)
 
 
 def _hold_out_test(pool: Pool, candidates: Ints, number: int, rng: np.random.Generator) -> tuple[Ints, Ints]:

@@ -5,7 +5,7 @@ from fedseal.storage.accuracies import PREFIXES
 
 MODELS = {"model": "wᵗ, after the server's step", "average": "w̄, the clients' average"}
 SYMBOLS = {"model": "wᵗ", "average": "w̄"}
-IMAGES = {"official": "official test set"}
+IMAGES = {"official": "official test set", "client": "test with each client's class mix"}
 
 
 def accuracy_title(name: str) -> str:

@@ -167,7 +167,7 @@ def compare(cell: Cell, store: ResultStore, repeated: ResultStore) -> str:
     before, after = store.find(cell), repeated.find(cell)
     assert before is not None and after is not None
     old, new = (read_numbers(run.folder, cell.config.rounds) for run in (before, after))
-    differing = [t for t, (one, other) in enumerate(zip(old, new, strict=True), 1) if one != other]
+    differing = differing_rounds(old, new)
     then, now = (100 * run.accuracy_after(cell.config.rounds) for run in (before, after))
     if differing:
         made_on, here = (run.summary["versions"].get("processor", "not recorded") for run in (before, after))
@@ -179,6 +179,15 @@ def compare(cell: Cell, store: ResultStore, repeated: ResultStore) -> str:
             f" rounds: {then:.2f} %, now {now:.2f} %.{why}"
         )
     return f"{cell.name}: all {len(old)} rounds are identical, {then:.2f} %"
+
+
+def differing_rounds(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The rounds in which a number of the old run is another one in the new run.
+
+    The new run may have more numbers: a later version measures more.
+    """
+    pairs = enumerate(zip(old, new, strict=True), 1)
+    return [t for t, (one, other) in pairs if one != {name: other.get(name) for name in one}]
 
 
 def read_numbers(folder: Path, rounds: int) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Accuracies: their names, and their summary over a run's rounds.
 
-An accuracy is named `test_accuracy`, `official_accuracy` or `validation_accuracy` after its images. The
-prefix
+An accuracy is named `test_accuracy`, `official_accuracy` or `validation_accuracy` after its images.
+`client_accuracy` is that of the test images, predicted with each client's own class mix. The prefix
 `average_` marks that of the clients' average w̄; without it, it is that of the global model w^t.
 """
 

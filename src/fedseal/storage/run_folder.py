@@ -11,7 +11,7 @@ from fedseal.config.load import default_method, load_config
 from fedseal.errors import UserError
 from fedseal.methods.loader import section_name
 from fedseal.run_setup import RunSetup
-from fedseal.storage.accuracies import judged_by, summarize
+from fedseal.storage.accuracies import accuracy_name, judged_by, summarize
 from fedseal.storage.events_file import read_rounds_until
 from fedseal.system.machine import cores
 
@@ -36,6 +36,12 @@ class Result:
         """
         measured = summarize(read_rounds_until(self.folder, t))
         return float(measured[judged_by(measured, model or self.summary["evaluate"])]["mean_last_10"])
+
+    def client_accuracy_after(self, t: int) -> float | None:
+        """The same with each client's own class mix; None if clients have no test images."""
+        measured = summarize(read_rounds_until(self.folder, t))
+        name = accuracy_name(self.summary["evaluate"], "client")
+        return float(measured[name]["mean_last_10"]) if name in measured else None
 
 
 def default_folder(source: str | os.PathLike[str] | Config, config: Config, suffix: str = "") -> Path:

@@ -12,7 +12,8 @@ from fedseal.core import LabelledImages, Packet, Server
 from fedseal.data.federation import load_federation
 from fedseal.data.folders import read_labelled
 from fedseal.errors import UserError
-from fedseal.learn import INFERENCE_BATCH, accuracy, predict
+from fedseal.label_shift import calibrate, estimate_mix, posterior
+from fedseal.learn import INFERENCE_BATCH, accuracy, predict_logits
 from fedseal.run_setup import RunSetup, images_are_elsewhere
 from fedseal.storage.accuracies import PREFIXES, accuracy_name
 from fedseal.storage.model_file import load
@@ -20,9 +21,15 @@ from fedseal.storage.run_folder import read_summary, require_run
 from fedseal.system.environment import set_up_process
 from fedseal.system.machine import threads
 
+MIX_IMAGES = 500  # of a client, for its class mix: more change little
+
 
 class Evaluator:
-    """Measures models on all test sets and on the validation images."""
+    """Measures models on all test sets and on the validation images.
+
+    `client_accuracy` is that of predictions with each client's own class mix (docs/label-shift.md). A client
+    would estimate the mix and predict by itself; here a simulation does so for all of them.
+    """
 
     def __init__(self, setup: RunSetup, server: Server) -> None:
         tests = setup.federation.tests
@@ -32,6 +39,10 @@ class Evaluator:
         self.tests = {
             name: torch.from_numpy(np.searchsorted(rows, test)) for name, test in tests.items() if len(test)
         }
+        mixed = setup.federation.client_tests
+        self.client_tests = [torch.from_numpy(np.searchsorted(rows, test)) for test in mixed]
+        clients = setup.federation.clients
+        self.client_images = [setup.images(clients[k][:MIX_IMAGES]) for k in range(len(mixed))]
 
     def __call__(self, state: Packet) -> dict[str, float]:
         """Accuracies of the global model and of the clients' average."""
@@ -43,14 +54,25 @@ class Evaluator:
 
     def measure(self, values: weights.Tensors, model: str = "model") -> dict[str, float]:
         """Accuracies of one model, named as those of `model`."""
-        probs, labels = predict(self.server, values, self.images), self.images.labels
+        logits, labels = predict_logits(self.server, values, self.images), self.images.labels
+        probs = logits.softmax(dim=1)
         result = {
             accuracy_name(model, name): accuracy(probs[rows], labels[rows])
             for name, rows in self.tests.items()
         }
         validation = self.server.validation
-        checked = accuracy(predict(self.server, values, validation), validation.labels)
-        return result | {accuracy_name(model, "validation"): checked}
+        checked = predict_logits(self.server, values, validation)
+        if self.client_tests:
+            calibration = calibrate(checked, validation.labels)
+            adapted = []
+            for rows, images in zip(self.client_tests, self.client_images, strict=True):
+                seen = calibration.probs(predict_logits(self.server, values, images))
+                mix = estimate_mix(seen, calibration)
+                adapted.append(posterior(calibration.probs(logits[rows]), calibration.mix, mix))
+            truth = labels[torch.cat(self.client_tests)]
+            result[accuracy_name(model, "client")] = accuracy(torch.cat(adapted), truth)
+        result[accuracy_name(model, "validation")] = accuracy(checked.softmax(dim=1), validation.labels)
+        return result
 
 
 def evaluate(run: str | os.PathLike[str], test: str | os.PathLike[str] | None = None) -> dict[str, float]:

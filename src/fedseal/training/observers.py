@@ -193,6 +193,8 @@ def status(metrics: Mapping[str, Any], titles: Mapping[str, str]) -> str:
         if f"{images}_accuracy" in metrics:
             words.append(f"{images} {metrics[f'{images}_accuracy']:.1%}")
             break
+    if "client_accuracy" in metrics:
+        words.append(f"client {metrics['client_accuracy']:.1%}")
     for name, value in metrics.items():
         if is_reserved(name) or not isinstance(value, int | float):
             continue
