@@ -229,18 +229,19 @@ def test_without_validation_images_nothing_is_calibrated() -> None:
 
 def test_adjusted_loss_by_hand() -> None:
     """Logits (0, 0) at a client with a mix of 3 : 1 are confidences of 3/4 and 1/4."""
-    mix = torch.tensor([0.75, 0.25])
+    even, mix = torch.tensor([0.5, 0.5]), torch.tensor([0.75, 0.25])
     logits = torch.zeros(2, 2)
-    assert float(adjusted_loss(logits, torch.tensor([0, 0]), mix)) == pytest.approx(-math.log(0.75))
-    assert float(adjusted_loss(logits, torch.tensor([1, 1]), mix)) == pytest.approx(-math.log(0.25))
+    assert float(adjusted_loss(logits, torch.tensor([0, 0]), even, mix)) == pytest.approx(-math.log(0.75))
+    assert float(adjusted_loss(logits, torch.tensor([1, 1]), even, mix)) == pytest.approx(-math.log(0.25))
     soft = torch.tensor([[0.75, 0.25]] * 2)
     entropy = -0.75 * math.log(0.75) - 0.25 * math.log(0.25)
-    assert float(adjusted_loss(logits, soft, mix)) == pytest.approx(entropy)
+    assert float(adjusted_loss(logits, soft, even, mix)) == pytest.approx(entropy)
+    assert float(adjusted_loss(logits, soft, even, mix, 0.0)) == pytest.approx(math.log(2))
 
 
 def test_adjusted_loss_does_not_teach_how_frequent_classes_are() -> None:
     """Where images say nothing and labels are 3 : 1 as the mix is, the gradient is zero."""
     logits = torch.zeros(4, 2, requires_grad=True)
-    adjusted_loss(logits, torch.tensor([0, 0, 0, 1]), torch.tensor([0.75, 0.25])).backward()
+    adjusted_loss(logits, torch.tensor([0, 0, 0, 1]), EVEN, torch.tensor([0.75, 0.25])).backward()
     assert logits.grad is not None
     assert logits.grad.sum(dim=0).tolist() == pytest.approx([0, 0], abs=1e-7)

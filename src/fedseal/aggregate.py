@@ -43,3 +43,23 @@ def _mean(values: list[Tensor]) -> Tensor:
     for value in values[1:]:
         total += value
     return (total / len(values)).to(values[0].dtype)
+
+
+def momentum_step(
+    before: Tensors, after: Tensors, velocity: Tensors | None, momentum: float
+) -> tuple[Tensors, Tensors]:
+    """Averaging as a step of SGD with momentum, with `before` − `after` as the gradient.
+
+    Returns the weights and the new velocity. Integer buffers and BatchNorm statistics, which momentum could
+    make negative, are taken from `after`.
+    """
+    moved: Tensors = {}
+    kept: Tensors = {}
+    for name, old in before.items():
+        moved[name] = after[name]
+        if old.is_floating_point() and ".running_" not in name:
+            kept[name] = old - after[name]
+            if velocity is not None:
+                kept[name] = kept[name] + momentum * velocity[name]
+            moved[name] = old - kept[name]
+    return moved, kept

@@ -13,7 +13,7 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from fedseal.aggregate import Aggregation
-from fedseal.config.sections import Settings, TrainingSettings
+from fedseal.config.sections import BootstrapSettings, Settings, TrainingSettings
 from fedseal.data.augment import Augmenter
 from fedseal.models import Network
 from fedseal.weights import Tensors
@@ -143,6 +143,7 @@ class Server(LabelledParticipant):
     """The server: labelled images to train on, and others for validation."""
 
     validation: LabelledImages
+    bootstrap: BootstrapSettings = field(default_factory=BootstrapSettings)
 
 
 def derive_seed(*parts: object) -> int:
@@ -203,7 +204,7 @@ class Method(Settings, ABC):
         """Numbers of the round just finished, for events.jsonl, progress bar, TensorBoard and report."""
         return {}
 
-    def preparation_epochs(self) -> int:
+    def preparation_epochs(self, bootstrap: BootstrapSettings) -> int:
         """Epochs over the labelled images that `prepare` takes."""
         return 0
 

@@ -104,10 +104,10 @@ def estimate_mix(probs: Tensor, calibration: Calibration) -> Tensor:
     return trust * mix + (1 - trust) * old
 
 
-def adjusted_loss(logits: Tensor, target: Tensor, mix: Tensor) -> Tensor:
-    """Cross-entropy of logits + log mix, for a client with this class mix (Menon et al. 2021).
+def adjusted_loss(logits: Tensor, target: Tensor, old: Tensor, new: Tensor, strength: float = 1.0) -> Tensor:
+    """Cross-entropy of logits + log(new / old), for images with the class mix `new` (Menon et al. 2021).
 
-    The classifier then learns what tells classes apart, and not how frequent they are at this client.
-    `target` has classes [n] or probabilities [n, M].
+    The model then learns what tells classes apart, and not how frequent they are here: its own mix stays
+    `old`. With `strength` 0 it learns the frequencies, too. `target` has classes [n] or probabilities [n, M].
     """
-    return cross_entropy(logits + mix.to(logits).log(), target)
+    return cross_entropy(logits + strength * (new / old).to(logits).log(), target)

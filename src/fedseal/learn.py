@@ -8,7 +8,7 @@ from torch.optim.sgd import sgd
 
 from fedseal import weights
 from fedseal.config.sections import ServerTrainingSettings
-from fedseal.core import Images, LabelledParticipant, Participant
+from fedseal.core import Images, LabelledParticipant, Participant, Server
 from fedseal.models import check_layout
 from fedseal.paper import server_loss
 from fedseal.weights import Tensors
@@ -17,6 +17,7 @@ Batch = tuple[Tensor, ...]
 Loss = Callable[..., Tensor]
 
 INFERENCE_BATCH = 500
+PORTION = 10  # epochs of bootstrapping between two states that can be resumed
 
 
 def fit(
@@ -124,6 +125,23 @@ def train_supervised(
     passes = settings.epochs if epochs is None else epochs
     batches = labelled_batches(participant, passes, participant.rng(t, stream), augment)
     return fit(participant, start, batches, loss, learning_rate(participant, t))
+
+
+def bootstrap(
+    server: Server, start: Tensors, done: int = 0, member: int = 0
+) -> Iterator[tuple[int, Tensors]]:
+    """Supervised training before round 1, as `[bootstrap]` says, after `done` epochs of it.
+
+    Yields the number of epochs and the weights after every portion. `member` distinguishes several models.
+    """
+    settings, w = server.bootstrap, start
+    for first in range(done, settings.epochs, PORTION):
+        epochs = min(PORTION, settings.epochs - first)
+        rng = server.rng(first, f"bootstrap {member}")
+        batches = labelled_batches(server, epochs, rng, settings.augment)
+        lr = settings.lr * settings.decay**first
+        w = fit(server, w, batches, lambda model, x, y: server_loss(model(x), y), lr)
+        yield first + epochs, w
 
 
 def predict(participant: Participant, values: Mapping[str, Tensor], images: Images) -> Tensor:

@@ -195,6 +195,15 @@ def build_network(
     return network
 
 
+def fresh_weights(model: nn.Module, seed: int) -> None:
+    """Initialises all layers of a network anew, in place. The seed alone decides the weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for layer in model.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear | nn.BatchNorm2d | nn.GroupNorm):
+                layer.reset_parameters()
+
+
 def check_layout(model: nn.Module) -> None:
     """Raises if the weights of a convolution are not in channels-last layout.
 

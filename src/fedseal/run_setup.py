@@ -70,6 +70,7 @@ class RunSetup:
             data=self.labelled_images(self.federation.labelled),
             validation=self.labelled_images(self.federation.validation),
             training=self.config.server,
+            bootstrap=self.config.bootstrap,
             **self._common(),
         )
 

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from fedseal.config.sections import (
     AugmentSettings,
+    BootstrapSettings,
     DataSettings,
     EngineSettings,
     ModelSettings,
@@ -49,6 +50,7 @@ class Config(Settings):
     model: ModelSettings = Field(default_factory=ModelSettings)
     augment: AugmentSettings = Field(default_factory=AugmentSettings)
     server: ServerTrainingSettings = Field(default_factory=ServerTrainingSettings)
+    bootstrap: BootstrapSettings = Field(default_factory=BootstrapSettings)
     client: TrainingSettings = Field(default_factory=TrainingSettings)
     engine: EngineSettings = Field(default_factory=EngineSettings)
     options: dict[str, SerializeAsAny[Method]] = Field(

@@ -152,6 +152,20 @@ class ServerTrainingSettings(TrainingSettings):
     )
 
 
+class BootstrapSettings(Settings):
+    """The `[bootstrap]` section: supervised epochs at the server before round 1.
+
+    FedSEAL has its own, `fedseal.bootstrap_epochs`, with the learning rates of the rounds as in the paper.
+    """
+
+    epochs: int = Field(0, ge=0, description="supervised epochs before round 1; 0: none")
+    lr: float = Field(0.01, gt=0, description="learning rate of the first epoch")
+    decay: float = Field(0.996, gt=0, le=1, description="learning rate factor per epoch")
+    augment: Literal["none", "weak", "strong"] = Field(
+        "strong", description="augmentation of the labelled images"
+    )
+
+
 class EngineSettings(Settings):
     """The `[engine]` section: how a run is executed.
 

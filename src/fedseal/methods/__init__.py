@@ -10,11 +10,13 @@ from fedseal.methods.fedavg_uda import FedAvgUDA
 from fedseal.methods.fedmatch import FedMatch
 from fedseal.methods.fedrgd import FedRGD
 from fedseal.methods.fedseal import FedSEAL
+from fedseal.methods.fedshift import FedShift
 from fedseal.methods.semifl import SemiFL
 from fedseal.methods.server_sl import ServerSL
 
 METHODS: dict[str, type[Method]] = {
     "fedseal": FedSEAL,
+    "fedshift": FedShift,
     "server-sl": ServerSL,
     "fedavg-sl": FedAvgSL,
     "fedavg-fixmatch": FedAvgFixMatch,

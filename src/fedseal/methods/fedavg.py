@@ -5,11 +5,12 @@ The cohort's models are averaged uniformly. A subclass says how a client trains.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from fedseal import weights
-from fedseal.core import Method, Packet, Participant, Round, Server
-from fedseal.learn import train_supervised
+from fedseal.config.sections import BootstrapSettings
+from fedseal.core import Method, Packet, Participant, PreparationStep, Round, Server
+from fedseal.learn import bootstrap, train_supervised
 from fedseal.weights import Tensors
 
 
@@ -19,6 +20,16 @@ class FedAvg(Method):
     def initial_state(self, server: Server) -> Packet:
         w = weights.get_weights(server.model)
         return Packet({"model": w, "average": w})
+
+    def prepare(self, state: Packet, server: Server) -> Iterator[PreparationStep]:
+        """Bootstrapping, if `[bootstrap]` asks for it."""
+        done = int(state.scalars.get("bootstrapped", 0))
+        for epochs, w in bootstrap(server, state.tensors["model"], done):
+            state = Packet({"model": w, "average": w}, {"bootstrapped": epochs})
+            yield PreparationStep("bootstrapping", epochs, server.bootstrap.epochs, state)
+
+    def preparation_epochs(self, bootstrap: BootstrapSettings) -> int:
+        return bootstrap.epochs
 
     def server_round(self, current: Round, state: Packet, server: Server) -> tuple[Packet, dict[int, Packet]]:
         w = train_supervised(server, state.tensors["average"], current.t, stream="rounds")

@@ -12,8 +12,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedseal import paper, weights
+from fedseal.config.sections import BootstrapSettings
 from fedseal.core import Method, Metrics, Packet, Participant, PreparationStep, Round, Server
-from fedseal.learn import Batch, fit, learning_rate, predict, train_supervised
+from fedseal.learn import Batch, bootstrap, fit, learning_rate, predict, train_supervised
 from fedseal.weights import Tensors
 
 
@@ -59,10 +60,19 @@ class FedSEAL(Method):
         return Packet({"model": w, "average": w}, {"bootstrapped": 0})
 
     def prepare(self, state: Packet, server: Server) -> Iterator[PreparationStep]:
-        """Bootstrapping: w⁰ from the server's labels alone, by the same steps as Server-SL."""
+        """Bootstrapping: w⁰ from the server's labels alone.
+
+        As in the paper it takes the same steps as Server-SL, or those of `[bootstrap]` if it has epochs.
+        """
         w, total = state.tensors["model"], self.bootstrap_epochs
+        done = int(state.scalars["bootstrapped"])
+        for after, w in bootstrap(server, w, done):
+            state = Packet({"model": w, "average": w}, {"bootstrapped": after})
+            yield PreparationStep("bootstrapping", after, server.bootstrap.epochs, state)
+        if server.bootstrap.epochs:
+            return
         size = max(server.training.epochs, 1)
-        for done in range(int(state.scalars["bootstrapped"]), total, size):
+        for done in range(done, total, size):
             after = min(done + size, total)
             w = train_supervised(server, w, done // size + 1, epochs=after - done)
             state = Packet({"model": w, "average": w}, {"bootstrapped": after})
@@ -169,8 +179,8 @@ class FedSEAL(Method):
             "lambda": float(state.scalars["lambda"]),
         }
 
-    def preparation_epochs(self) -> int:
-        return self.bootstrap_epochs
+    def preparation_epochs(self, bootstrap: BootstrapSettings) -> int:
+        return bootstrap.epochs or self.bootstrap_epochs
 
     def predicts_everywhere(self) -> bool:
         return self.ensemble and self.scope == "all"

@@ -21,6 +21,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedseal import weights
+from fedseal.aggregate import momentum_step
 from fedseal.core import Packet, Participant, Round, Server
 from fedseal.learn import Batch, fit, learning_rate, predict
 from fedseal.losses import mixup_loss
@@ -90,26 +91,6 @@ class SemiFL(FedAvg):
         combined = server.aggregation.combine(models, w)
         average, velocity = momentum_step(w, combined, state.tensors.get("velocity"), self.momentum)
         return Packet({"model": w, "average": average, "velocity": velocity})
-
-
-def momentum_step(
-    before: Tensors, after: Tensors, velocity: Tensors | None, momentum: float
-) -> tuple[Tensors, Tensors]:
-    """Averaging as a step of SGD with momentum, with `before` − `after` as the gradient.
-
-    Returns the weights and the new velocity. Integer buffers and BatchNorm statistics, which momentum could
-    make negative, are taken from `after`.
-    """
-    moved: Tensors = {}
-    kept: Tensors = {}
-    for name, old in before.items():
-        moved[name] = after[name]
-        if old.is_floating_point() and ".running_" not in name:
-            kept[name] = old - after[name]
-            if velocity is not None:
-                kept[name] = kept[name] + momentum * velocity[name]
-            moved[name] = old - kept[name]
-    return moved, kept
 
 
 def beta(parameter: float, n: int, generator: torch.Generator) -> Tensor:

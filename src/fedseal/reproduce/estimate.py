@@ -38,7 +38,7 @@ def images(config: Config) -> tuple[float, float]:
     clients = CLIENT * cohort * config.client.epochs if method.uses_clients else 0.0
     if method.predicts_everywhere():
         clients += PREDICTION * everyone
-    preparation = data.labels * method.preparation_epochs()
+    preparation = data.labels * method.preparation_epochs(config.bootstrap)
     return preparation + config.rounds * server, config.rounds * clients
 
 

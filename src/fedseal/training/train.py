@@ -228,7 +228,7 @@ def server_only(config: Config) -> Config:
 
     Its first rounds are those of a shorter run, so its accuracy can be read at any earlier round.
     """
-    extra = -(-config.selected_method().preparation_epochs() // max(config.server.epochs, 1))
+    extra = -(-config.selected_method().preparation_epochs(config.bootstrap) // max(config.server.epochs, 1))
     own_section = {section_name(config.method)} - METHODS.keys()
     raw = {k: v for k, v in config.to_dict().items() if k not in own_section}
     changes = {"method": "server-sl", "rounds": config.rounds + extra, "evaluate_every": 1}

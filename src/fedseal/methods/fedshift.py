@@ -1,0 +1,203 @@
+"""fedshift: learn with each client's own class mix (docs/label-shift.md).
+
+Before round 1 the server trains several models on its labels, the teachers. In round 1 every client gets them
+and remembers what they say about its images, on average. From that it estimates its own class mix without a
+label, and labels its images by teachers and mix together, which is right far more often than the teachers
+alone. A client learns these labels with a loss that does not teach its class mix to the global model. The
+server averages the clients' models with momentum.
+
+A client's mix and labels never leave it. Each part is a switch: `teachers`, `mix`, `adjust`, `momentum`.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedseal import models, weights
+from fedseal.aggregate import momentum_step
+from fedseal.config.sections import BootstrapSettings
+from fedseal.core import (
+    Images,
+    Method,
+    Metrics,
+    Packet,
+    Participant,
+    PreparationStep,
+    Round,
+    Server,
+    derive_seed,
+)
+from fedseal.errors import UserError
+from fedseal.label_shift import Calibration, adjusted_loss, calibrate, estimate_mix, posterior
+from fedseal.learn import Batch, bootstrap, fit, learning_rate, predict_logits, train_supervised
+from fedseal.weights import Tensors
+
+
+class FedShift(Method):
+    """The `[fedshift]` section."""
+
+    titles: ClassVar[Mapping[str, str]] = {"labelled": "labelled images", "temperature": "temperature T"}
+
+    teachers: int = Field(8, ge=1, le=32, description="models that the server trains before round 1")
+    mix: bool = Field(True, description="label with the client's own class mix")
+    threshold: float = Field(0.0, ge=0, le=1, description="minimum confidence of a label")
+    adjust: float = Field(
+        0.5, ge=0, le=1, description="1: the loss leaves out the client's class mix; 0: it does not"
+    )
+    views: Literal["weak", "strong"] = Field("weak", description="augmentation of the clients' images")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the server's averaging")
+    server_step: bool = Field(False, description="also train on the server's labels in every round")
+
+    def check(self, server: Server) -> None:
+        if server.bootstrap.epochs == 0:
+            raise UserError(
+                "fedshift labels with bootstrapped models: set bootstrap.epochs, for example to 750."
+            )
+        if len(server.validation) == 0:
+            raise UserError("fedshift calibrates on validation images: set data.validation.")
+
+    def initial_state(self, server: Server) -> Packet:
+        w = weights.get_weights(server.model)
+        return Packet({"model": w, "average": w}, {"bootstrapped": 0})
+
+    def prepare(self, state: Packet, server: Server) -> Iterator[PreparationStep]:
+        """Trains the teachers one after the other. The first one is the model of round 1."""
+        each, done = server.bootstrap.epochs, int(state.scalars["bootstrapped"])
+        tensors = dict(state.tensors)
+        for member in range(done // each, self.teachers):
+            start = tensors.get(teacher(member)) or self.initial_teacher(server, member)
+            for epochs, w in bootstrap(server, start, max(done - member * each, 0), member):
+                tensors[teacher(member)] = w
+                if member == 0:
+                    tensors |= {"model": w, "average": w}
+                total = member * each + epochs
+                state = Packet(dict(tensors), {"bootstrapped": total})
+                yield PreparationStep("bootstrapping", total, self.teachers * each, state)
+
+    def initial_teacher(self, server: Server, member: int) -> Tensors:
+        """Initial weights: those of the run for the first teacher, others for the rest."""
+        if member > 0:
+            models.fresh_weights(server.model, derive_seed(server.seed, "teacher", member))
+        return weights.get_weights(server.model)
+
+    def preparation_epochs(self, bootstrap: BootstrapSettings) -> int:
+        return self.teachers * bootstrap.epochs
+
+    def server_round(self, current: Round, state: Packet, server: Server) -> tuple[Packet, dict[int, Packet]]:
+        """Sends the global model to the cohort, and in round 1 the teachers to everyone."""
+        w = state.tensors["average"]
+        if self.server_step:
+            w = train_supervised(server, w, current.t, stream="rounds")
+        validation = server.validation
+        calibration = calibrate(predict_logits(server, w, validation), validation.labels)
+        groups = {"model": w, "calibration": to_tensors(calibration)}
+        teachers = {name: group for name, group in state.tensors.items() if name.startswith(TEACHER)}
+        if teachers:
+            found = calibrate(mean_logits(server, teachers, validation), validation.labels)
+            groups |= teachers | {"teachers": to_tensors(found)}
+        train = Packet(groups, {"t": current.t, "train": True})
+        listen = Packet(groups, {"t": current.t, "train": False})
+        requests = dict.fromkeys(current.cohort, train)
+        if teachers:
+            requests = {k: requests.get(k, listen) for k in current.everyone}
+        kept = {name: group for name, group in state.tensors.items() if name == "velocity"}
+        return Packet({"model": w, **kept}, {"temperature": calibration.temperature}), requests
+
+    def client_round(self, request: Packet, memory: Packet, client: Participant) -> tuple[Packet, Packet]:
+        """Labels the images by the teachers and the client's own class mix, and learns the labels."""
+        w, t = request.tensors["model"], int(request.scalars["t"])
+        memory = remember_teachers(request, memory, client)
+        if not request.trains:
+            return Packet(scalars={"t": t}), memory
+
+        calibration = from_tensors(request.tensors["calibration"])
+        probs, old = confidences(w, calibration, memory, client), calibration.mix
+        mix = estimate_mix(probs, calibration) if self.mix else old
+        confidence, labels = posterior(probs, old, mix).max(dim=1)
+        rows = (confidence >= self.threshold).nonzero().squeeze(1)
+        client.record_labels("labelled", rows, labels[rows])
+        if len(rows):
+
+            def loss(model: nn.Module, images: Tensor, y: Tensor) -> Tensor:
+                return adjusted_loss(model(images), y, old, mix, self.adjust)
+
+            w = fit(client, w, self.client_batches(client, t, rows, labels), loss, learning_rate(client, t))
+        return Packet({"model": dict(w)}, {"t": t, "labelled": len(rows)}), memory
+
+    def client_batches(self, client: Participant, t: int, rows: Tensor, labels: Tensor) -> Iterator[Batch]:
+        """Shuffled mini-batches of labelled images, augmented afresh in every epoch."""
+        generator, size = client.rng(t, "batches"), client.training.batch
+        augment = getattr(client.augment, self.views)
+        for _ in range(client.training.epochs):
+            order = rows[torch.randperm(len(rows), generator=generator)]
+            images = augment(client.data.pixels[order], generator)
+            yield from zip(
+                images.to(client.device).float().split(size),
+                labels[order].to(client.device).split(size),
+                strict=True,
+            )
+
+    def collect(self, current: Round, state: Packet, replies: Mapping[int, Packet], server: Server) -> Packet:
+        w = state.tensors["model"]
+        received = {k: replies[k].tensors["model"] for k in current.cohort if k in replies}
+        if not received:
+            return Packet({**state.tensors, "average": w}, state.scalars)
+        combined = server.aggregation.combine(received, w)
+        average, velocity = momentum_step(w, combined, state.tensors.get("velocity"), self.momentum)
+        return Packet({"model": w, "average": average, "velocity": velocity}, state.scalars)
+
+    def metrics(self, state: Packet) -> Metrics:
+        return {"temperature": float(state.scalars["temperature"])}
+
+
+TEACHER = "teacher-"
+
+
+def teacher(member: int) -> str:
+    """The name of a teacher's group of tensors."""
+    return f"{TEACHER}{member}"
+
+
+def mean_logits(participant: Participant, teachers: Mapping[str, Tensors], images: Images) -> Tensor:
+    """The teachers' logits, on average."""
+    total = sum(predict_logits(participant, w, images).double() for w in teachers.values())
+    return torch.as_tensor(total) / len(teachers)
+
+
+def remember_teachers(request: Packet, memory: Packet, client: Participant) -> Packet:
+    """A client's memory: the teachers' calibrated confidences of its images, if it has got the teachers."""
+    images = memory.tensors.get("images")
+    teachers = {name: group for name, group in request.tensors.items() if name.startswith(TEACHER)}
+    if teachers:
+        probs = from_tensors(request.tensors["teachers"]).probs(mean_logits(client, teachers, client.data))
+        images = {"probs": probs, "known": torch.ones(len(probs), dtype=torch.bool)}
+    return Packet({"images": images} if images else {}, {"t": request.scalars["t"]})
+
+
+def confidences(w: Tensors, calibration: Calibration, memory: Packet, client: Participant) -> Tensor:
+    """Calibrated confidences of a client's images: the teachers', or the model's for images new to them."""
+    images = memory.tensors.get("images")
+    if images is not None and bool(images["known"].all()):
+        return images["probs"]
+    probs = calibration.probs(predict_logits(client, w, client.data))
+    if images is None:
+        return probs
+    return torch.where(images["known"].unsqueeze(1), images["probs"], probs)
+
+
+def to_tensors(calibration: Calibration) -> Tensors:
+    """A calibration as part of a packet."""
+    return {
+        "temperature": torch.tensor(calibration.temperature, dtype=torch.float64),
+        "bias": calibration.bias,
+        "mix": calibration.mix,
+        "images": torch.tensor(calibration.images),
+    }
+
+
+def from_tensors(group: Tensors) -> Calibration:
+    """The inverse of `to_tensors`."""
+    return Calibration(float(group["temperature"]), group["bias"], group["mix"], int(group["images"]))
