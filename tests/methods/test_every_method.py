@@ -25,6 +25,8 @@ EASY: dict[str, Any] = {
     "rounds": 3,
     "cohort": 2,
     "server.lr": 0.01,
+    "bootstrap.epochs": 12,  # two portions
+    "fedshift.teachers": 2,
     "fedavg-fixmatch.threshold": 0.1,
     "fedavg-uda.threshold": 0.1,
     "fedmatch.threshold": 0.1,
@@ -35,7 +37,8 @@ EASY: dict[str, Any] = {
 
 
 def settings(method: str, **more: Any) -> dict[str, Any]:
-    return {**TINY, **EASY, "method": method, "server.threads": 1, **more}
+    without = {"bootstrap.epochs": 0} if method == "fedmatch" else {}
+    return {**TINY, **EASY, **without, "method": method, "server.threads": 1, **more}
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from fedseal import weights
 from fedseal.core import Images, Method, Packet, Participant, Round, Server
+from fedseal.errors import UserError
 from fedseal.learn import Batch, fit, learning_rate, predict, train_supervised
 from fedseal.losses import agreed_labels, consistency_loss
 from fedseal.models import refuse_batch_norm
@@ -55,6 +56,10 @@ class FedMatch(Method):
 
     def check(self, server: Server) -> None:
         refuse_batch_norm(server.model, "FedMatch")
+        if server.bootstrap.epochs:
+            raise UserError(
+                "FedMatch has two sets of weights and cannot bootstrap: set bootstrap.epochs to 0."
+            )
         if server.training.momentum > 0:
             log.warning("FedMatch may not learn with momentum: set server.momentum and client.momentum to 0")
 

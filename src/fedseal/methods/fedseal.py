@@ -64,15 +64,14 @@ class FedSEAL(Method):
 
         As in the paper it takes the same steps as Server-SL, or those of `[bootstrap]` if it has epochs.
         """
-        w, total = state.tensors["model"], self.bootstrap_epochs
-        done = int(state.scalars["bootstrapped"])
-        for after, w in bootstrap(server, w, done):
+        start, first = state.tensors["model"], int(state.scalars["bootstrapped"])
+        for after, w in bootstrap(server, start, first):
             state = Packet({"model": w, "average": w}, {"bootstrapped": after})
             yield PreparationStep("bootstrapping", after, server.bootstrap.epochs, state)
         if server.bootstrap.epochs:
             return
-        size = max(server.training.epochs, 1)
-        for done in range(done, total, size):
+        w, total, size = start, self.bootstrap_epochs, max(server.training.epochs, 1)
+        for done in range(first, total, size):
             after = min(done + size, total)
             w = train_supervised(server, w, done // size + 1, epochs=after - done)
             state = Packet({"model": w, "average": w}, {"bootstrapped": after})

@@ -1,0 +1,175 @@
+"""fedshift: teachers, labels by the client's own class mix, and what leaves a client."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import TINY
+from fedseal import weights
+from fedseal.config.load import load_config
+from fedseal.core import Packet, Round
+from fedseal.data.federation import load_federation
+from fedseal.engines import memory as memories
+from fedseal.engines.client import SimulatedClients
+from fedseal.errors import UserError
+from fedseal.label_shift import Calibration, estimate_mix, posterior
+from fedseal.learn import predict_logits
+from fedseal.methods.fedshift import FedShift, from_tensors, to_tensors
+from fedseal.run_setup import RunSetup
+
+EVERYONE = range(3)
+
+
+def make_setup(**more: Any) -> RunSetup:
+    options = {"method": "fedshift", "bootstrap.epochs": 30, "fedshift.teachers": 2, "bootstrap.lr": 0.02}
+    config = load_config("fmnist-lenet", {**TINY, **options, **more})
+    return RunSetup(config, load_federation(config.data, config.seed))
+
+
+@pytest.fixture(scope="module")
+def setup() -> RunSetup:
+    return make_setup()
+
+
+@pytest.fixture(scope="module")
+def prepared(setup: RunSetup) -> Packet:
+    server, method = setup.server(), setup.config.selected_method()
+    return list(method.prepare(method.initial_state(server), server))[-1].state
+
+
+def first_round(setup: RunSetup, state: Packet) -> tuple[Packet, dict[int, Packet]]:
+    return setup.config.selected_method().server_round(Round(1, (0, 2), EVERYONE), state, setup.server())
+
+
+def test_teachers_differ_and_the_first_one_is_the_model(prepared: Packet) -> None:
+    first, second = prepared.tensors["teacher-0"], prepared.tensors["teacher-1"]
+    assert all(torch.equal(value, prepared.tensors["model"][name]) for name, value in first.items())
+    assert not torch.equal(first["body.fc3.weight"], second["body.fc3.weight"])
+    assert prepared.scalars["bootstrapped"] == 60
+
+
+def test_preparation_continues_where_it_was_stopped(setup: RunSetup, prepared: Packet) -> None:
+    server, method = setup.server(), setup.config.selected_method()
+    for step in method.prepare(method.initial_state(server), server):
+        again = list(method.prepare(Packet.from_bytes(step.state.to_bytes()), setup.server()))
+        last = again[-1].state if again else step.state
+        assert last.to_bytes() == prepared.to_bytes()
+
+
+def test_everyone_gets_the_teachers_in_round_1_only(setup: RunSetup, prepared: Packet) -> None:
+    method, server = setup.config.selected_method(), setup.server()
+    state, requests = first_round(setup, prepared)
+    assert {k: request.trains for k, request in requests.items()} == {0: True, 1: False, 2: True}
+    assert all("teacher-1" in request.tensors for request in requests.values())
+    assert not any(name.startswith("teacher") for name in state.tensors)
+    state = method.collect(Round(1, (0, 2), EVERYONE), state, {}, server)
+    _, requests = method.server_round(Round(2, (1,), EVERYONE), state, server)
+    assert list(requests) == [1]
+    assert set(requests[1].tensors) == {"model", "calibration"}
+
+
+def test_a_client_labels_by_teachers_and_its_own_mix(setup: RunSetup, prepared: Packet) -> None:
+    """Against the same written down once more."""
+    _, requests = first_round(setup, prepared)
+    given: dict[str, Any] = {}
+
+    def record(name: str, rows: torch.Tensor, labels: torch.Tensor, *, complementary: bool = False) -> None:
+        given.update(name=name, rows=rows, labels=labels)
+
+    client = setup.client(0, setup.network(), record)
+    reply, memory = setup.config.selected_method().client_round(requests[0], Packet(), client)
+    calibration = from_tensors(requests[0].tensors["teachers"])
+    logits = sum(
+        predict_logits(client, requests[0].tensors[f"teacher-{k}"], client.data).double() for k in (0, 1)
+    )
+    probs = calibration.probs(logits / 2)
+    mix = estimate_mix(probs, calibration)
+    assert float((mix - calibration.mix).abs().max()) > 0.05  # this client's mix is another one
+    assert torch.equal(given["labels"], posterior(probs, calibration.mix, mix).argmax(dim=1))
+    torch.testing.assert_close(memory.tensors["images"]["probs"], probs)
+    assert reply.counts == {"labelled": len(client.data)}
+
+
+def test_nothing_of_the_mix_leaves_the_client(setup: RunSetup, prepared: Packet) -> None:
+    """A reply has the weights and a number of images; a client that only listens replies with nothing."""
+    _, requests = first_round(setup, prepared)
+    clients = SimulatedClients(setup)
+    trained, listened = (clients.run(k, requests[k], b"") for k in (0, 1))
+    assert set(trained.reply.tensors) == {"model"}
+    assert set(trained.reply.tensors["model"]) == set(requests[0].tensors["model"])
+    assert set(trained.reply.scalars) == {"t", "labelled"}
+    assert (listened.reply.tensors, dict(listened.reply.scalars)) == ({}, {"t": 1})
+    assert "images" in memories.read(listened.memory).tensors  # it remembers what the teachers say
+
+
+def test_a_client_that_missed_round_1_labels_with_the_model(setup: RunSetup, prepared: Packet) -> None:
+    method, server = setup.config.selected_method(), setup.server()
+    state, _ = first_round(setup, prepared)
+    state = method.collect(Round(1, (0, 2), EVERYONE), state, {}, server)
+    _, requests = method.server_round(Round(2, (1,), EVERYONE), state, server)
+    reply, memory = method.client_round(requests[1], Packet(), setup.client(1, setup.network()))
+    assert reply.counts == {"labelled": len(setup.federation.clients[1])}
+    assert not memory.tensors
+
+
+def test_new_images_are_labelled_with_the_model(setup: RunSetup, prepared: Packet) -> None:
+    """As after `memory.align`: a new image has zeros in the memory."""
+    method = setup.config.selected_method()
+    assert isinstance(method, FedShift)
+    _, requests = first_round(setup, prepared)
+    client = setup.client(0, setup.network())
+    _, memory = method.client_round(requests[0], Packet(), client)
+    images = {name: value.clone() for name, value in memory.tensors["images"].items()}
+    for value in images.values():
+        value[:5] = 0
+    later = Packet({k: v for k, v in requests[0].tensors.items() if k in ("model", "calibration")}, {"t": 2})
+    reply, after = method.client_round(later, Packet({"images": images}, {"t": 1}), client)
+    assert reply.counts == {"labelled": len(client.data)}
+    assert after.scalars == {"t": 2}
+
+
+def test_switches(prepared: Packet) -> None:
+    """Without mix and with a threshold, only images that the teachers are sure of are labelled."""
+    setup = make_setup(**{"fedshift.mix": False, "fedshift.threshold": 0.5})
+    _, requests = first_round(setup, prepared)
+    reply = SimulatedClients(setup).run(0, requests[0], b"").reply
+    client = setup.client(0, setup.network())
+    _, memory = setup.config.selected_method().client_round(requests[0], Packet(), client)
+    sure = memory.tensors["images"]["probs"].max(dim=1).values >= 0.5
+    assert 0 < int(sure.sum()) < len(sure)
+    assert reply.counts == {"labelled": int(sure.sum())}
+
+
+def test_calibration_survives_a_packet() -> None:
+    before = Calibration(2.5, torch.tensor([0.1, -0.1]).double(), torch.tensor([0.25, 0.75]).double(), 200)
+    after = from_tensors(Packet.from_bytes(Packet({"c": to_tensors(before)}).to_bytes()).tensors["c"])
+    assert (after.temperature, after.images) == (2.5, 200)
+    assert torch.equal(after.bias, before.bias) and torch.equal(after.mix, before.mix)
+
+
+def test_momentum_of_the_average(setup: RunSetup, prepared: Packet) -> None:
+    """Two rounds with the same update d and momentum 0.9: the second step is 1.9 d."""
+    method, server = setup.config.selected_method(), setup.server()
+    w = weights.get_weights(setup.network())
+    moved = {n: v + 0.5 if v.is_floating_point() else v for n, v in w.items()}
+    current = Round(1, (0,), EVERYONE)
+    state = method.collect(
+        current, Packet({"model": w}, {"temperature": 1.0}), {0: Packet({"model": moved})}, server
+    )
+    first = state.tensors["average"]["body.fc3.bias"] - w["body.fc3.bias"]
+    state = method.collect(
+        current, Packet({**state.tensors, "model": w}, {}), {0: Packet({"model": moved})}, server
+    )
+    second = state.tensors["average"]["body.fc3.bias"] - w["body.fc3.bias"]
+    assert torch.allclose(first, torch.tensor(0.5)) and torch.allclose(second, torch.tensor(0.95))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"bootstrap.epochs": 0}, "set bootstrap.epochs"), ({"data.validation": 0}, "set data.validation")],
+)
+def test_what_it_needs(change: dict[str, Any], words: str) -> None:
+    setup = make_setup(**change)
+    with pytest.raises(UserError, match=words):
+        setup.config.selected_method().check(setup.server())
