@@ -1,5 +1,6 @@
 """The command line: its output, complete runs on image folders, and Ctrl-C."""
 
+import csv
 import json
 import os
 import shlex
@@ -168,11 +169,22 @@ def test_image_folders_from_training_to_prediction(
     answer = fedseal("predict", run, *images)
     assert answer.code == 0
     lines = answer.out.splitlines()
-    for image, line, (name, confidence) in zip(
-        images, lines, model_file.load(run).predict(images), strict=True
-    ):
+    found = model_file.load(run).predict(images)
+    for image, line, name, confidence in zip(images, lines, found.labels, found.confidences, strict=True):
         assert line == f"{image}  {name}  {confidence:.1%}" and name in SHAPES
     assert fedseal("predict", run / "model.safetensors", *images).out == answer.out
+
+    (shapes / "test" / "notes.txt").write_text("no image")
+    answer = fedseal("predict", run, shapes / "test", "--adapt", "--csv", tmp_path / "out.csv")
+    assert answer.code == 0
+    with (tmp_path / "out.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    found = model_file.load(run).predict([shapes / "test"], adapt=True)
+    assert [row["file"] for row in rows] == [str(file) for file in found.files]
+    assert [row["class"] for row in rows] == found.labels and len(rows) > len(SHAPES)
+    assert f"{len(rows)} predictions" in answer.out and "as estimated" in answer.out
+    for name, share in zip(sorted(SHAPES), found.mix, strict=True):
+        assert f"{share:.1%}" in next(line for line in answer.out.splitlines() if line.split()[0] == name)
 
 
 def test_image_folders_without_test_images(

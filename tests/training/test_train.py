@@ -148,7 +148,8 @@ def test_classifier_agrees_with_the_summary(finished: Path, tmp_path: Path) -> N
 
     path = tmp_path / "image.png"
     Image.fromarray(federation.pool.pixels[rows[0], 0]).save(path)
-    [(name, confidence)] = classifier.predict([path])
+    found = classifier.predict([path])
+    [name], [confidence] = found.labels, found.confidences
     assert classifier.classes.index(name) == confidences[0].argmax()
     assert confidence == pytest.approx(float(confidences[0].max()), abs=1e-6)
 

@@ -1,12 +1,16 @@
 """The commands evaluate, report and predict, for finished runs."""
 
+import csv
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
+from rich.table import Table
 
 from fedseal.cli.common import console
+from fedseal.system.files import write_atomic
 from fedseal.system.lazy import LazyModule
 
 if TYPE_CHECKING:
@@ -52,8 +56,36 @@ def report(
 
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files.")],
+    images: Annotated[
+        list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of them.")
+    ],
+    adapt: Annotated[
+        bool, typer.Option("--adapt", help="Estimate how often each class occurs here, and use it.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write file, class and confidence as CSV.")
+    ] = None,
 ) -> None:
-    """Predict the class of image files, with the model's confidence."""
-    for path, (name, confidence) in zip(images, model_file.load(run).predict(images), strict=True):
-        console.print(f"{escape(str(path))}  [bold]{escape(name)}[/]  {confidence:.1%}", soft_wrap=True)
+    """Predict the class of images, with the model's confidence.
+
+    Where classes are mixed otherwise than in the server's images, --adapt makes better predictions: it
+    estimates the mix of all given images together, without labels. It needs some twenty images or more.
+    """
+    model = model_file.load(run)
+    found = model.predict(images, adapt=adapt)
+    rows = list(zip(found.files, found.labels, found.confidences, strict=True))
+    if out is not None:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["file", "class", "confidence"])
+        writer.writerows((file, name, f"{confidence:.4f}") for file, name, confidence in rows)
+        write_atomic(out, text.getvalue())
+        console.print(f"{len(rows):,} predictions: {escape(str(out))}", soft_wrap=True)
+    else:
+        for file, name, confidence in rows:
+            console.print(f"{escape(str(file))}  [bold]{escape(name)}[/]  {confidence:.1%}", soft_wrap=True)
+    if adapt:
+        table = Table("class", "share, as seen plainly", "share, as estimated", box=None, header_style="bold")
+        for name, plain, share in zip(model.classes, found.plain_mix, found.mix, strict=True):
+            table.add_row(escape(name), f"{plain:.1%}", f"{share:.1%}")
+        console.print(table)

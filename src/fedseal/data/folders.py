@@ -46,6 +46,22 @@ def read_image(path: Path, size: int, channels: int) -> Pixels:
         ) from error
 
 
+def read_images(paths: Sequence[Path], *, size: int, channels: int) -> tuple[list[Path], Pixels]:
+    """Image files, and all images in folders and below; in a folder, files that are no images are skipped."""
+    files: list[Path] = []
+    pixels: list[Pixels] = [np.zeros((0, channels, size, size), np.uint8)]
+    for path in paths:
+        if path.is_dir():
+            inside = _files(path)
+            images, kept, _ = _decode_all(inside, size, channels, None, True)
+            files += [inside[i] for i in kept]
+            pixels.append(images)
+        else:
+            files.append(path)
+            pixels.append(read_image(path, size, channels)[None])
+    return files, np.concatenate(pixels)
+
+
 def read_labelled(
     folder: Path,
     classes: Sequence[str] | None = None,

@@ -56,8 +56,6 @@ class FedShift(Method):
             raise UserError(
                 "fedshift labels with bootstrapped models: set bootstrap.epochs, for example to 750."
             )
-        if len(server.validation) == 0:
-            raise UserError("fedshift calibrates on validation images: set data.validation.")
 
     def initial_state(self, server: Server) -> Packet:
         w = weights.get_weights(server.model)
