@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from conftest import TINY
-from fedseal import aggregate, weights
+from fedseal import aggregate, learn, weights
 from fedseal.config.load import load_config
-from fedseal.core import Packet, Round
+from fedseal.core import LabelledParticipant, Packet, Round
 from fedseal.data.federation import load_federation
-from fedseal.learn import fit, learning_rate, train_supervised, two_view_batches
+from fedseal.learn import fit, labelled_batches, learning_rate, train_supervised, two_view_batches
 from fedseal.losses import fixmatch_loss, uda_loss
 from fedseal.run_setup import RunSetup
 
@@ -55,6 +55,47 @@ def test_fedavg_sl_with_a_server_step() -> None:
     assert all(torch.equal(end.tensors["model"][name], value) for name, value in expected.items())
     trained = train_supervised(setup.client(0, model), expected, 1)
     assert all(torch.equal(end.tensors["average"][name], value) for name, value in trained.items())
+
+
+def test_fedavg_sl_with_an_adjusted_loss() -> None:
+    """Cross-entropy of logits + log(mix · classes), with a tenth of an image more per class."""
+    setup = make("fedavg-sl", **{"fedavg-sl.adjust": 1.0})
+    client, start = setup.client(0, setup.network()), weights.get_weights(setup.network())
+    assert isinstance(client, LabelledParticipant)
+    counts = torch.bincount(client.data.labels, minlength=10) + 0.1
+    shift = (10 * counts / counts.sum()).log()
+
+    def loss(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(model(images) + shift, labels)
+
+    rng = client.rng(1, "supervised")
+    batches = labelled_batches(client, client.training.epochs, rng, "weak")
+    expected = fit(client, start, batches, loss, learning_rate(client, 1))
+    trained, _ = setup.config.selected_method().train_client(client, start, 1)
+    for name, value in expected.items():
+        torch.testing.assert_close(trained[name], value)
+
+
+def test_bootstrapping_depends_on_its_own_section_only() -> None:
+    """Neither the epochs nor the learning rate of the rounds matter, and it can be resumed."""
+    results = []
+    for changes in ({"server.epochs": 1}, {"server.epochs": 5, "server.lr": 0.5, "server.decay": 0.5}):
+        setup = make("fedavg-fixmatch", **{"bootstrap.epochs": 25, **changes})
+        method, server = setup.config.selected_method(), setup.server()
+        steps = list(method.prepare(method.initial_state(server), server))
+        assert [(step.done, step.total) for step in steps] == [(10, 25), (20, 25), (25, 25)]
+        resumed = list(method.prepare(steps[0].state, setup.server()))
+        results += [steps[-1].state.to_bytes(), resumed[-1].state.to_bytes()]
+    assert len(set(results)) == 1
+
+
+def test_bootstrapping_lowers_its_learning_rate_per_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.1, then 0.1 · 0.9¹⁰ after ten epochs."""
+    rates: list[float] = []
+    monkeypatch.setattr(learn, "fit", lambda server, w, batches, loss, lr: rates.append(lr) or w)
+    setup = make("fedavg-uda", **{"bootstrap.epochs": 20, "bootstrap.lr": 0.1, "bootstrap.decay": 0.9})
+    list(learn.bootstrap(setup.server(), weights.get_weights(setup.network())))
+    assert rates == pytest.approx([0.1, 0.1 * 0.9**10])
 
 
 @pytest.mark.parametrize("method", ["fedavg-fixmatch", "fedavg-uda"])

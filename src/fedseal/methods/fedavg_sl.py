@@ -3,15 +3,22 @@
 This is the only method that sees the clients' labels. As in standard FedAvg, the server has no training step
 unless `server_step` asks for one; then only the clients' labels distinguish it from the other methods.
 Clients augment weakly, as Server-SL does.
+
+With `adjust`, a client does not teach its class mix to the global model (Menon et al. 2021; in federated
+learning FedLC, Zhang et al. 2022). For skewed clients this is a much higher upper bound.
 """
 
 from collections.abc import Mapping
 from typing import ClassVar
 
+import torch
 from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from fedseal.core import LabelledParticipant, Packet, Participant, Round, Server
-from fedseal.learn import train_supervised
+from fedseal.label_shift import PSEUDO_COUNT, adjusted_loss
+from fedseal.learn import fit, labelled_batches, learning_rate, train_supervised
 from fedseal.methods.fedavg import FedAvg
 from fedseal.weights import Tensors
 
@@ -23,6 +30,9 @@ class FedAvgSL(FedAvg):
     strong_views: ClassVar[bool] = False
 
     server_step: bool = Field(False, description="also train on the server's labels in every round")
+    adjust: float = Field(
+        0.0, ge=0, le=1, description="1: the loss leaves out the client's class mix; 0: it does not"
+    )
 
     def server_round(self, current: Round, state: Packet, server: Server) -> tuple[Packet, dict[int, Packet]]:
         if self.server_step:
@@ -33,7 +43,16 @@ class FedAvgSL(FedAvg):
     def train_client(self, client: Participant, start: Tensors, t: int) -> tuple[Tensors, dict[str, int]]:
         if not isinstance(client, LabelledParticipant):
             raise TypeError(f"{client.name} has no labels, which FedAvg-SL needs")
-        return train_supervised(client, start, t), {}
+        if self.adjust == 0:
+            return train_supervised(client, start, t), {}
+        counts = one_hot(client.data.labels, client.classes).sum(dim=0) + PSEUDO_COUNT
+        mix, even = counts / counts.sum(), torch.full_like(counts, 1 / client.classes)
+
+        def loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+            return adjusted_loss(model(images), labels, even, mix, self.adjust)
+
+        batches = labelled_batches(client, client.training.epochs, client.rng(t, "supervised"), "weak")
+        return fit(client, start, batches, loss, learning_rate(client, t)), {}
 
     def collect(self, current: Round, state: Packet, replies: Mapping[int, Packet], server: Server) -> Packet:
         after = super().collect(current, state, replies, server)
