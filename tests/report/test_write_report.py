@@ -127,13 +127,13 @@ def test_the_report_knows_no_method() -> None:
 def test_a_new_accuracy_shows_up_by_itself(copy: Path) -> None:
     path = copy / "events.jsonl"
     path.write_text(
-        path.read_text("utf-8").replace('"test_accuracy"', '"client_accuracy": 0.5, "test_accuracy"')
+        path.read_text("utf-8").replace('"test_accuracy"', '"night_accuracy": 0.5, "test_accuracy"')
     )
     summary = json.loads((copy / "summary.json").read_text("utf-8"))
-    summary["client_accuracy"] = summary["test_accuracy"] | {"mean_last_10": 0.5}
+    summary["night_accuracy"] = summary["test_accuracy"] | {"mean_last_10": 0.5}
     (copy / "summary.json").write_text(json.dumps(summary), "utf-8")
     found = sections(write.rewrite_report(copy))
-    assert "<td>client, wᵗ</td><td>50.00%</td>" in found["Accuracy"]
+    assert "<td>night, wᵗ</td><td>50.00%</td>" in found["Accuracy"]
     assert "client, wᵗ" in legend(found["Accuracy by round"])
     found = sections(write.compare_runs([copy], copy / "comparison.html"))
     assert "<th>client, wᵗ</th>" in found["Accuracy"] and "Accuracy by round: client, wᵗ" in found
