@@ -134,9 +134,9 @@ def test_a_new_accuracy_shows_up_by_itself(copy: Path) -> None:
     (copy / "summary.json").write_text(json.dumps(summary), "utf-8")
     found = sections(write.rewrite_report(copy))
     assert "<td>night, wᵗ</td><td>50.00%</td>" in found["Accuracy"]
-    assert "client, wᵗ" in legend(found["Accuracy by round"])
+    assert "night, wᵗ" in legend(found["Accuracy by round"])
     found = sections(write.compare_runs([copy], copy / "comparison.html"))
-    assert "<th>client, wᵗ</th>" in found["Accuracy"] and "Accuracy by round: client, wᵗ" in found
+    assert "<th>night, wᵗ</th>" in found["Accuracy"] and "Accuracy by round: night, wᵗ" in found
 
 
 @pytest.mark.parametrize("judged", ["model", "average"])
