@@ -26,7 +26,7 @@ from fedseal.rounds import Event, RoundDone, rounds
 from fedseal.run_setup import RunSetup
 from fedseal.system.environment import set_up_process
 from fedseal.system.machine import cores, threads
-from fedseal.training.evaluate import Evaluator
+from fedseal.training.evaluate import MIX_IMAGES, Evaluator
 from fedseal.training.observers import Checkpoints, EventLog, Observer, TensorBoard
 
 REPEATS = 7
@@ -134,11 +134,12 @@ def make_work(setup: RunSetup, replies: Mapping[int, Mapping[str, int]]) -> Work
         clients.append((images if fedseal else 0, config.client.epochs * sizes))
     steps = config.server.epochs * chunks(len(federation.labelled), config.server.batch)
     tested = len({row for rows in federation.tests.values() for row in rows.tolist()})
+    for_mixes = sum(min(len(federation.clients[k]), MIX_IMAGES) for k in range(len(federation.client_tests)))
     return Work(
         server_steps=steps if fedseal else [],
         server_predictions=len(federation.validation) if fedseal else 0,
         clients=clients,
-        evaluations=2 * (tested + len(federation.validation)),
+        evaluations=2 * (tested + len(federation.validation) + for_mixes),
     )
 
 

@@ -45,6 +45,14 @@ def _mean(values: list[Tensor]) -> Tensor:
     return (total / len(values)).to(values[0].dtype)
 
 
+def moving_average(before: Tensors, new: Tensors, keep: float) -> Tensors:
+    """`keep` · before + (1 − keep) · new; integer buffers are taken from `new`."""
+    return {
+        name: keep * before[name] + (1 - keep) * value if value.is_floating_point() else value
+        for name, value in new.items()
+    }
+
+
 def momentum_step(
     before: Tensors, after: Tensors, velocity: Tensors | None, momentum: float
 ) -> tuple[Tensors, Tensors]:

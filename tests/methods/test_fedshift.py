@@ -148,21 +148,24 @@ def test_calibration_survives_a_packet() -> None:
     assert torch.equal(after.bias, before.bias) and torch.equal(after.mix, before.mix)
 
 
-def test_momentum_of_the_average(setup: RunSetup, prepared: Packet) -> None:
-    """Two rounds with the same update d and momentum 0.9: the second step is 1.9 d."""
-    method, server = setup.config.selected_method(), setup.server()
+def test_momentum_and_moving_average(setup: RunSetup) -> None:
+    """Two rounds from w with the same mean w + 0.5: the steps are 0.5 and 0.5 + 0.9 · 0.5 = 0.95.
+
+    The moving average starts at w. It is 0.1 · 0.5 = 0.05 away from it, then 0.9 · 0.05 + 0.1 · 0.95 = 0.14.
+    """
+    method, server, current = setup.config.selected_method(), setup.server(), Round(1, (0,), EVERYONE)
     w = weights.get_weights(setup.network())
-    moved = {n: v + 0.5 if v.is_floating_point() else v for n, v in w.items()}
-    current = Round(1, (0,), EVERYONE)
-    state = method.collect(
-        current, Packet({"model": w}, {"temperature": 1.0}), {0: Packet({"model": moved})}, server
-    )
-    first = state.tensors["average"]["body.fc3.bias"] - w["body.fc3.bias"]
-    state = method.collect(
-        current, Packet({**state.tensors, "model": w}, {}), {0: Packet({"model": moved})}, server
-    )
-    second = state.tensors["average"]["body.fc3.bias"] - w["body.fc3.bias"]
-    assert torch.allclose(first, torch.tensor(0.5)) and torch.allclose(second, torch.tensor(0.95))
+    reply = Packet({"model": {n: v + 0.5 if v.is_floating_point() else v for n, v in w.items()}})
+    state = Packet({"model": w, "average": w}, {"temperature": 1.0})
+    for step, distance in ((0.5, 0.05), (0.95, 0.14)):
+        state = method.collect(
+            current, Packet({**state.tensors, "model": w}, state.scalars), {0: reply}, server
+        )
+        for group, expected in (("next", step), ("average", distance)):
+            moved = state.tensors[group]["body.fc3.bias"] - w["body.fc3.bias"]
+            torch.testing.assert_close(moved, torch.full_like(moved, expected))
+    _, requests = method.server_round(current, state, server)
+    assert torch.equal(requests[0].tensors["model"]["body.fc3.bias"], state.tensors["next"]["body.fc3.bias"])
 
 
 def test_it_needs_bootstrapping() -> None:

@@ -4,9 +4,10 @@ Before round 1 the server trains several models on its labels, the teachers. In 
 and remembers what they say about its images, on average. From that it estimates its own class mix without a
 label, and labels its images by teachers and mix together, which is right far more often than the teachers
 alone. A client learns these labels with a loss that does not teach its class mix to the global model. The
-server averages the clients' models with momentum.
+server averages the clients' models with momentum. The model to take home, w̄, is a moving average over rounds.
 
-A client's mix and labels never leave it. Each part is a switch: `teachers`, `mix`, `adjust`, `momentum`.
+A client's mix and labels never leave it. Each part is a switch: `teachers`, `mix`, `adjust`, `momentum` and
+`keep`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedseal import models, weights
-from fedseal.aggregate import momentum_step
+from fedseal.aggregate import momentum_step, moving_average
 from fedseal.config.sections import BootstrapSettings
 from fedseal.core import (
     Images,
@@ -47,8 +48,11 @@ class FedShift(Method):
     adjust: float = Field(
         0.5, ge=0, le=1, description="1: the loss leaves out the client's class mix; 0: it does not"
     )
-    views: Literal["weak", "strong"] = Field("weak", description="augmentation of the clients' images")
+    views: Literal["weak", "strong"] = Field("strong", description="augmentation of the clients' images")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the server's averaging")
+    keep: float = Field(
+        0.9, ge=0, lt=1, description="w̄ is a moving average over rounds, of which this share is kept"
+    )
     server_step: bool = Field(False, description="also train on the server's labels in every round")
 
     def check(self, server: Server) -> None:
@@ -86,7 +90,7 @@ class FedShift(Method):
 
     def server_round(self, current: Round, state: Packet, server: Server) -> tuple[Packet, dict[int, Packet]]:
         """Sends the global model to the cohort, and in round 1 the teachers to everyone."""
-        w = state.tensors["average"]
+        w = state.tensors.get("next", state.tensors["average"])
         if self.server_step:
             w = train_supervised(server, w, current.t, stream="rounds")
         validation = server.validation
@@ -101,7 +105,7 @@ class FedShift(Method):
         requests = dict.fromkeys(current.cohort, train)
         if teachers:
             requests = {k: requests.get(k, listen) for k in current.everyone}
-        kept = {name: group for name, group in state.tensors.items() if name == "velocity"}
+        kept = {name: state.tensors[name] for name in ("average", "velocity") if name in state.tensors}
         return Packet({"model": w, **kept}, {"temperature": calibration.temperature}), requests
 
     def client_round(self, request: Packet, memory: Packet, client: Participant) -> tuple[Packet, Packet]:
@@ -142,10 +146,11 @@ class FedShift(Method):
         w = state.tensors["model"]
         received = {k: replies[k].tensors["model"] for k in current.cohort if k in replies}
         if not received:
-            return Packet({**state.tensors, "average": w}, state.scalars)
+            return Packet({**state.tensors, "next": w}, state.scalars)
         combined = server.aggregation.combine(received, w)
-        average, velocity = momentum_step(w, combined, state.tensors.get("velocity"), self.momentum)
-        return Packet({"model": w, "average": average, "velocity": velocity}, state.scalars)
+        after, velocity = momentum_step(w, combined, state.tensors.get("velocity"), self.momentum)
+        average = moving_average(state.tensors["average"], after, self.keep)
+        return Packet({"model": w, "next": after, "average": average, "velocity": velocity}, state.scalars)
 
     def metrics(self, state: Packet) -> Metrics:
         return {"temperature": float(state.scalars["temperature"])}
