@@ -16,6 +16,7 @@ from fedseal.label_shift import (
     estimate_mix,
     most_likely_mix,
     posterior,
+    sharpened,
 )
 
 EVEN = torch.tensor([0.5, 0.5], dtype=torch.float64)
@@ -58,6 +59,15 @@ def test_posterior_without_shift_changes_nothing_and_goes_back() -> None:
     old, new = doubles([0.1, 0.2, 0.3, 0.4])[0], doubles([0.7, 0.1, 0.1, 0.1])[0]
     torch.testing.assert_close(posterior(probs, old, old), probs)
     torch.testing.assert_close(posterior(posterior(probs, old, new), new, old), probs)
+
+
+def test_sharpened_by_hand() -> None:
+    """0.8² : 0.2² = 16 : 1."""
+    probs = doubles([0.8, 0.2])
+    assert sharpened(probs, 0.5).tolist()[0] == pytest.approx([16 / 17, 1 / 17])
+    assert sharpened(probs, 0.0).tolist() == [[1, 0]]
+    torch.testing.assert_close(sharpened(probs, 1.0), probs)
+    assert sharpened(doubles([1, 0]), 0.5).tolist() == [[1, 0]]  # a confidence of zero stays zero
 
 
 # ------------------------------------------------------------------ class mix

@@ -104,6 +104,13 @@ def estimate_mix(probs: Tensor, calibration: Calibration) -> Tensor:
     return trust * mix + (1 - trust) * old
 
 
+def sharpened(probs: Tensor, temperature: float) -> Tensor:
+    """Confidences to the power of 1 / temperature, normalised: as they are at 1, one class alone at 0."""
+    if temperature == 0:
+        return one_hot(probs.argmax(dim=1), probs.shape[1]).to(probs)
+    return (probs.log() / temperature).softmax(dim=1)
+
+
 def adjusted_loss(logits: Tensor, target: Tensor, old: Tensor, new: Tensor, strength: float = 1.0) -> Tensor:
     """Cross-entropy of logits + log(new / old), for images with the class mix `new` (Menon et al. 2021).
 

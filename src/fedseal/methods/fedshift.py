@@ -32,7 +32,14 @@ from fedseal.core import (
     derive_seed,
 )
 from fedseal.errors import UserError
-from fedseal.label_shift import Calibration, adjusted_loss, calibrate, estimate_mix, posterior
+from fedseal.label_shift import (
+    Calibration,
+    adjusted_loss,
+    calibrate,
+    estimate_mix,
+    posterior,
+    sharpened,
+)
 from fedseal.learn import Batch, bootstrap, fit, learning_rate, predict_logits, train_supervised
 from fedseal.weights import Tensors
 
@@ -45,6 +52,9 @@ class FedShift(Method):
     teachers: int = Field(8, ge=1, le=32, description="models that the server trains before round 1")
     mix: bool = Field(True, description="label with the client's own class mix")
     threshold: float = Field(0.0, ge=0, le=1, description="minimum confidence of a label")
+    sharpen: float = Field(
+        0.5, ge=0, le=1, description="temperature of the labels: 1: soft as they are, 0: hard"
+    )
     adjust: float = Field(
         0.5, ge=0, le=1, description="1: the loss leaves out the client's class mix; 0: it does not"
     )
@@ -118,9 +128,11 @@ class FedShift(Method):
         calibration = from_tensors(request.tensors["calibration"])
         probs, old = confidences(w, calibration, memory, client), calibration.mix
         mix = estimate_mix(probs, calibration) if self.mix else old
-        confidence, labels = posterior(probs, old, mix).max(dim=1)
+        adapted = posterior(probs, old, mix)
+        confidence, best = adapted.max(dim=1)
         rows = (confidence >= self.threshold).nonzero().squeeze(1)
-        client.record_labels("labelled", rows, labels[rows])
+        client.record_labels("labelled", rows, best[rows])
+        labels = sharpened(adapted, self.sharpen).float()
         if len(rows):
 
             def loss(model: nn.Module, images: Tensor, y: Tensor) -> Tensor:
