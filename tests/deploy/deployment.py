@@ -118,7 +118,7 @@ class Deployment:
 
     def memory(self, name: str) -> Path:
         """A client's newest memory file; a server killed before its first checkpoint leaves another one."""
-        files = self.memory_folder(name).glob("*.safetensors")
+        files = self.memory_folder(name).glob("*-*.safetensors")  # not the model
         return max(files, key=lambda file: file.stat().st_mtime)
 
     def last_round(self) -> int:

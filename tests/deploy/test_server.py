@@ -17,6 +17,7 @@ from fedseal.core import Packet
 from fedseal.deploy import keys
 from fedseal.deploy.superlink import COMPONENTS, run_id
 from fedseal.storage.events_file import read_events, read_rounds
+from fedseal.storage.model_file import load
 from fedseal.storage.run_folder import checkpoint_file
 from fedseal.system.lazy import import_object
 
@@ -45,6 +46,14 @@ def test_a_deployment_equals_the_local_engine_and_refuses_strangers(
     assert "round 2: received" in clients[0].output and "sends" in clients[0].output
     assert same_weights(deployment.run, deployment.train_locally())
     assert processes.running() == []
+
+    for name in NAMES:  # every client has the model, and the class mix of its own images
+        folder = deployment.memory_folder(name)
+        model = (folder / "model.safetensors").read_bytes()
+        assert model == (deployment.run / "model.safetensors").read_bytes()
+        mix = json.loads((folder / f"class-mix-{name}.json").read_text("utf-8"))
+        expected = load(deployment.run).predict([images / "clients" / name], adapt=True).mix
+        assert list(mix.values()) == pytest.approx(expected, abs=1e-4)
 
     fedseal("evaluate", deployment.run).refuses("--test DIR")
     answer = fedseal("evaluate", deployment.run, "--test", images / "test")
@@ -119,7 +128,9 @@ def test_faulty_clients_do_not_stop_a_run(processes: Processes, images: Path) ->
 
 
 def test_a_deployment_without_tls_and_keys(processes: Processes, images: Path) -> None:  # noqa: F811
-    deployment = Deployment(processes, images, rounds=1)
+    """With fedshift, whose first round sends the teachers."""
+    shift = {"method": "fedshift", "bootstrap.epochs": 3, "fedshift.teachers": 2}
+    deployment = Deployment(processes, images, rounds=2, **shift)
     names = [word for name in NAMES for word in ("--name", name)]
     server = deployment.serve("--insecure", *names, with_keys=False)
     with_key = deployment.join("north")

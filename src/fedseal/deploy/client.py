@@ -4,6 +4,8 @@ It answers the server's requests with the installed fedseal, in one process. So 
 over the network, and nothing has to be restarted between rounds.
 """
 
+import json
+import re
 import tempfile
 import time
 from contextlib import suppress
@@ -22,7 +24,9 @@ from fedseal.deploy.programs import Notify
 from fedseal.engines.flower import client_app
 from fedseal.engines.flower.engine import one_line
 from fedseal.engines.flower.task import END_OF_RUN, unpack
-from fedseal.system.files import cannot_write
+from fedseal.errors import UserError
+from fedseal.storage.model_file import load
+from fedseal.system.files import cannot_write, write_atomic
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Client:
                 if END_OF_RUN in request.content.config_records:
                     with suppress(httpx.HTTPError):  # the server may end first
                         connection.push(reply)
+                    self._keep_model(request, notify)
                     notify("the run has ended")
                     return
                 connection.send(reply)
@@ -58,6 +63,24 @@ class Client:
             tempfile.TemporaryFile(dir=self.memory).close()
         except OSError as error:
             raise cannot_write(self.memory, error) from error
+
+    def _keep_model(self, message: Message, notify: Notify) -> None:
+        """Writes the final model and this client's class mix beside the memory. The mix stays here."""
+        if "packet" not in message.content.array_records:
+            return
+        name = str(message.content.config_records[END_OF_RUN].get("client", ""))
+        safe_name = re.sub(r"[^\w-]", "_", name)[:100]
+        model, mix = self.memory / "model.safetensors", self.memory / f"class-mix-{safe_name}.json"
+        write_atomic(model, unpack(message.content))
+        try:
+            classifier = load(model)
+            found = classifier.predict([self.images], adapt=True)
+        except UserError as error:
+            notify(f"the class mix was not estimated: {error}")
+            return
+        shares = {name: round(share, 4) for name, share in zip(classifier.classes, found.mix, strict=True)}
+        write_atomic(mix, json.dumps(shares, indent=1, ensure_ascii=False) + "\n")
+        notify(f"the model is in {model}, the class mix of this client's images in {mix}")
 
     def _reply(self, message: Message, notify: Notify) -> Message:
         """The reply to a request. The server is told only the class of an error; the user sees its text."""

@@ -18,6 +18,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.cli.build import build_fab_from_files
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
@@ -32,7 +33,7 @@ from fedseal.deploy.grid import SafeGrid
 from fedseal.deploy.guard import admit_clients
 from fedseal.deploy.programs import Notify, SuperLink, flower_home, guard_file, secret_file
 from fedseal.engines.flower.engine import ClientRegistry, FlowerEngine, flower_errors
-from fedseal.engines.flower.task import END_OF_RUN, make_task
+from fedseal.engines.flower.task import END_OF_RUN, make_task, pack
 from fedseal.errors import UserError
 from fedseal.run_setup import RunSetup
 from fedseal.storage.run_folder import checkpoint_file
@@ -134,7 +135,9 @@ def connect(
             check=superlink.check,
             close=stack.close,
         )
-        stack.callback(lambda: announce_end(engine) if engine.last_round == setup.config.rounds else None)
+        stack.callback(
+            lambda: announce_end(engine, folder) if engine.last_round == setup.config.rounds else None
+        )
         return engine
     except BaseException:
         stack.close()
@@ -216,12 +219,18 @@ def take_server_task(endpoint: Endpoint, secret: bytes, stack: ExitStack) -> Saf
     return grid
 
 
-def announce_end(engine: FlowerEngine) -> None:
-    """Tells the clients that the run has ended, so that they end as well."""
-    record = RecordDict({END_OF_RUN: ConfigRecord({END_OF_RUN: True})})
+def announce_end(engine: FlowerEngine, folder: Path) -> None:
+    """Tells the clients that the run has ended, so that they end as well, and gives them the model."""
+    path = folder / "model.safetensors"
+    model = path.read_bytes() if path.exists() else b""
+
+    def last_message(name: str, node: NodeInfo) -> Message:
+        record = pack(model) if model else RecordDict()
+        record[END_OF_RUN] = ConfigRecord({"client": name})
+        return Message(record, node.node_id, MessageType.QUERY, ttl=2 * END_SECONDS)
+
     with suppress(UserError), flower_errors():
-        nodes = engine.registry.connected().values()
-        messages = [Message(record, node.node_id, MessageType.QUERY, ttl=2 * END_SECONDS) for node in nodes]
+        messages = [last_message(name, node) for name, node in engine.registry.connected().items()]
         waiting = {name for name in engine.grid.push_messages(messages) if name}
         end = time.monotonic() + END_SECONDS
         while waiting and time.monotonic() < end:
