@@ -206,7 +206,7 @@ def test_labelled_batches_contain_every_image_once_per_epoch(augment: str) -> No
     server = replace(
         participant(data=numbered(10), batch=4), augment=Augmenter(AugmentSettings(shift=3), flip=True)
     )
-    batches = list(labelled_batches(server, 3, server.rng(1), augment))
+    batches = list(labelled_batches(server, server.data, 3, server.rng(1), augment))
     assert [len(images) for images, _ in batches] == [4, 4, 2] * 3
     orders = []
     for epoch in range(3):
@@ -219,7 +219,7 @@ def test_labelled_batches_contain_every_image_once_per_epoch(augment: str) -> No
         assert labels.tolist() == (numbers % CLASSES).tolist()
         orders.append(numbers.tolist())
     assert orders[0] != orders[1] != orders[2]
-    again = list(labelled_batches(server, 3, server.rng(1), augment))
+    again = list(labelled_batches(server, server.data, 3, server.rng(1), augment))
     assert all(torch.equal(a[0], b[0]) for a, b in zip(batches, again, strict=True))
 
 
@@ -228,7 +228,7 @@ def test_labelled_batches_are_augmented_afresh_in_every_epoch() -> None:
     server = replace(participant(batch=10), augment=Augmenter(AugmentSettings(shift=2, n=2), flip=True))
 
     def epochs(augment: str) -> list[set[bytes]]:
-        batches = labelled_batches(server, 2, server.rng(1), augment)
+        batches = labelled_batches(server, server.data, 2, server.rng(1), augment)
         return [{image.byte().numpy().tobytes() for image in images} for images, _ in batches]
 
     plain = {image.numpy().tobytes() for image in server.data.pixels}

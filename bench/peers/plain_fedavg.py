@@ -13,7 +13,8 @@ class PlainFedAvg(FedAvgSL):
         def loss(model, images, labels):
             return cross_entropy(model(images), labels)
 
-        batches = labelled_batches(client, client.training.epochs, client.rng(t, "batches"), augment="none")
+        epochs, generator = client.training.epochs, client.rng(t, "batches")
+        batches = labelled_batches(client, client.data, epochs, generator, augment="none")
         return fit(client, start, batches, loss, learning_rate(client, t)), {}
 
     def metrics(self, state):

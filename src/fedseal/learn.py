@@ -8,7 +8,7 @@ from torch.optim.sgd import sgd
 
 from fedseal import weights
 from fedseal.config.sections import ServerTrainingSettings
-from fedseal.core import Images, LabelledParticipant, Participant, Server
+from fedseal.core import Images, LabelledImages, LabelledParticipant, Participant, Server
 from fedseal.models import check_layout
 from fedseal.paper import server_loss
 from fedseal.weights import Tensors
@@ -78,10 +78,10 @@ def learning_rate(participant: Participant, t: int) -> float:
 
 
 def labelled_batches(
-    participant: LabelledParticipant, epochs: int, generator: torch.Generator, augment: str
+    participant: Participant, data: LabelledImages, epochs: int, generator: torch.Generator, augment: str
 ) -> Iterator[Batch]:
     """Shuffled mini-batches of labelled images, augmented afresh in every epoch."""
-    pixels, labels = participant.data.pixels, participant.data.labels
+    pixels, labels = data.pixels, data.labels
     for _ in range(epochs):
         order = torch.randperm(len(pixels), generator=generator)
         images = pixels[order]
@@ -123,7 +123,7 @@ def train_supervised(
     settings = participant.training
     augment = settings.augment if isinstance(settings, ServerTrainingSettings) else "weak"
     passes = settings.epochs if epochs is None else epochs
-    batches = labelled_batches(participant, passes, participant.rng(t, stream), augment)
+    batches = labelled_batches(participant, participant.data, passes, participant.rng(t, stream), augment)
     return fit(participant, start, batches, loss, learning_rate(participant, t))
 
 
@@ -138,7 +138,7 @@ def bootstrap(
     for first in range(done, settings.epochs, PORTION):
         epochs = min(PORTION, settings.epochs - first)
         rng = server.rng(first, f"bootstrap {member}")
-        batches = labelled_batches(server, epochs, rng, settings.augment)
+        batches = labelled_batches(server, server.data, epochs, rng, settings.augment)
         lr = settings.lr * settings.decay**first
         w = fit(server, w, batches, lambda model, x, y: server_loss(model(x), y), lr)
         yield first + epochs, w

@@ -51,7 +51,8 @@ class FedAvgSL(FedAvg):
         def loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
             return adjusted_loss(model(images), labels, even, mix, self.adjust)
 
-        batches = labelled_batches(client, client.training.epochs, client.rng(t, "supervised"), "weak")
+        epochs, generator = client.training.epochs, client.rng(t, "supervised")
+        batches = labelled_batches(client, client.data, epochs, generator, "weak")
         return fit(client, start, batches, loss, learning_rate(client, t)), {}
 
     def collect(self, current: Round, state: Packet, replies: Mapping[int, Packet], server: Server) -> Packet:

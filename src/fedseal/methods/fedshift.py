@@ -22,6 +22,7 @@ from fedseal.aggregate import momentum_step, moving_average
 from fedseal.config.sections import BootstrapSettings
 from fedseal.core import (
     Images,
+    LabelledImages,
     Method,
     Metrics,
     Packet,
@@ -40,7 +41,7 @@ from fedseal.label_shift import (
     posterior,
     sharpened,
 )
-from fedseal.learn import Batch, bootstrap, fit, learning_rate, predict_logits, train_supervised
+from fedseal.learn import bootstrap, fit, labelled_batches, learning_rate, predict_logits, train_supervised
 from fedseal.weights import Tensors
 
 
@@ -138,21 +139,11 @@ class FedShift(Method):
             def loss(model: nn.Module, images: Tensor, y: Tensor) -> Tensor:
                 return adjusted_loss(model(images), y, old, mix, self.adjust)
 
-            w = fit(client, w, self.client_batches(client, t, rows, labels), loss, learning_rate(client, t))
+            data = LabelledImages(client.data.pixels[rows], labels[rows])
+            epochs, generator = client.training.epochs, client.rng(t, "batches")
+            batches = labelled_batches(client, data, epochs, generator, self.views)
+            w = fit(client, w, batches, loss, learning_rate(client, t))
         return Packet({"model": dict(w)}, {"t": t, "labelled": len(rows)}), memory
-
-    def client_batches(self, client: Participant, t: int, rows: Tensor, labels: Tensor) -> Iterator[Batch]:
-        """Shuffled mini-batches of labelled images, augmented afresh in every epoch."""
-        generator, size = client.rng(t, "batches"), client.training.batch
-        augment = getattr(client.augment, self.views)
-        for _ in range(client.training.epochs):
-            order = rows[torch.randperm(len(rows), generator=generator)]
-            images = augment(client.data.pixels[order], generator)
-            yield from zip(
-                images.to(client.device).float().split(size),
-                labels[order].to(client.device).split(size),
-                strict=True,
-            )
 
     def collect(self, current: Round, state: Packet, replies: Mapping[int, Packet], server: Server) -> Packet:
         w = state.tensors["model"]
