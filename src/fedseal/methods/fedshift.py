@@ -81,7 +81,13 @@ class FedShift(Method):
         each, done = server.bootstrap.epochs, int(state.scalars["bootstrapped"])
         tensors = dict(state.tensors)
         for member in range(done // each, self.teachers):
-            start = tensors.get(teacher(member)) or self.initial_teacher(server, member)
+            if teacher(member) in tensors:
+                start = tensors[teacher(member)]
+            elif member == 0:
+                start = tensors["model"]
+            else:
+                models.fresh_weights(server.model, derive_seed(server.seed, "teacher", member))
+                start = weights.get_weights(server.model)
             for epochs, w in bootstrap(server, start, max(done - member * each, 0), member):
                 tensors[teacher(member)] = w
                 if member == 0:
@@ -89,12 +95,6 @@ class FedShift(Method):
                 total = member * each + epochs
                 state = Packet(dict(tensors), {"bootstrapped": total})
                 yield PreparationStep("bootstrapping", total, self.teachers * each, state)
-
-    def initial_teacher(self, server: Server, member: int) -> Tensors:
-        """Initial weights: those of the run for the first teacher, others for the rest."""
-        if member > 0:
-            models.fresh_weights(server.model, derive_seed(server.seed, "teacher", member))
-        return weights.get_weights(server.model)
 
     def preparation_epochs(self, bootstrap: BootstrapSettings) -> int:
         return self.teachers * bootstrap.epochs
