@@ -1,12 +1,14 @@
 """The command line: collects the commands, and turns errors into one sentence and an exit code."""
 
+import atexit
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.markup import escape
@@ -96,5 +98,13 @@ def main() -> None:
     end_with_parent()
     logging.getLogger("fedseal").addHandler(StderrHandler())
     threading.excepthook = ignore_disk_errors
+    leave(run_safely(lambda: app(prog_name="fedseal")))
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process without taking PyTorch's modules apart, which lasts half a second."""
+    atexit._run_exitfuncs()
     with suppress(BrokenPipeError):
-        sys.exit(run_safely(lambda: app(prog_name="fedseal")))
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from fedseal.cli.common import PRESET_HELP, Assignments, console, errors, parse_assignments
 from fedseal.system.lazy import LazyModule
+from fedseal.system.workers import prepare_workers
 
 if TYPE_CHECKING:
     from fedseal.config import load
@@ -56,6 +57,8 @@ def train(
     The run folder then holds the model, the metrics of every round, a checkpoint and an HTML report. Stop a
     run at any time with Ctrl-C, and continue it with --resume.
     """
+    if workers != 1 and engine in (None, "local"):
+        prepare_workers("fedseal.engines.local")  # it and this process import PyTorch at the same time
     changes = parse_assignments(set_)
     if seed is not None:
         changes["seed"] = seed

@@ -4,17 +4,23 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from fedseal.config.sections import DataSettings
 from fedseal.data import cache
 from fedseal.data.decode import decode_images
 from fedseal.data.pool import Pixels, Pool, PoolPart, join_parts
 from fedseal.errors import UserError
+from fedseal.system.lazy import LazyModule
 from fedseal.system.progress import progress_bar
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+else:  # it starts a thread, which a process that workers are forked from must not have
+    pa, pq = LazyModule("pyarrow"), LazyModule("pyarrow.parquet")
 
 log = logging.getLogger("fedseal")
 

@@ -1,16 +1,11 @@
 """The local engine: clients in worker processes on this machine."""
 
-import multiprocessing
-import signal
-import sys
 import traceback
-import types
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection, Pipe, wait
 
 import torch
 
@@ -18,8 +13,8 @@ from fedseal.core import Packet, Problem, Reply
 from fedseal.engines.client import SimulatedClients
 from fedseal.engines.memory_store import MemoryStore
 from fedseal.run_setup import RunSetup
-from fedseal.system.environment import set_up_process
 from fedseal.system.machine import cores
+from fedseal.system.workers import start_worker
 
 ATTEMPTS = 2  # a worker that dies is replaced, and its client is tried once more
 
@@ -92,7 +87,7 @@ class LocalEngine:
         self, order: list[int], wires: Mapping[int, tuple[int, bytes]]
     ) -> Iterator[tuple[int, _Answer | Problem]]:
         new = [_Worker() for _ in range(len(self._workers), min(self._count, len(order)))]
-        for worker in new:  # all of them import PyTorch at the same time
+        for worker in new:
             worker.send(self._setup)
         self._workers += new
         for worker in self._workers:
@@ -135,12 +130,9 @@ class _Worker:
     """A process that waits for a `RunSetup`, and then for clients' requests."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, other = context.Pipe()
+        self.pipe, other = Pipe()
         self.seen: set[int] = set()  # packets of this round that the worker already has
-        self.process = context.Process(target=_work, args=(other,), daemon=True)
-        with _without_main_module(), _without_interrupts():
-            self.process.start()
+        self.process = start_worker(_work, other)
         other.close()
 
     def ask(self, k: int, number: int, wire: bytes, memory: bytes) -> None:
@@ -154,7 +146,6 @@ class _Worker:
 
 def _work(pipe: Connection) -> None:
     """The worker process; it ends when the other end of the pipe is closed."""
-    set_up_process()  # the arithmetic is the parent's
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         setup = pipe.recv()
         torch.set_num_threads(setup.config.client.threads)
@@ -171,28 +162,3 @@ def _work(pipe: Connection) -> None:
             except Exception:
                 answer = _Failure(traceback.format_exc())
             pipe.send(answer)
-
-
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Starts a process that ignores Ctrl-C, which is meant for the run; the run ends its workers.
-
-    In this process Ctrl-C is delayed, not lost.
-    """
-    resource_tracker.ensure_running()  # it would unblock the signal if the first worker started it
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _without_main_module() -> Iterator[None]:
-    """Keeps a new process from importing the user's script, which would start the run once more."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main

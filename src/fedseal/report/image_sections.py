@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedseal.core import Server
+from fedseal.core import Packet, Server
 from fedseal.data.pool import Federation, Ints
 from fedseal.engines import memory
 from fedseal.engines.memory_store import MemoryStore
@@ -22,6 +22,7 @@ from fedseal.weights import Tensors, get_weights
 
 BINS = 10  # of the calibration
 EXAMPLES = 12  # images per group
+SEARCHED = 200  # images of a client, if they have to be predicted to find the examples
 MAX_CLIENTS = 30  # rows of the class mix
 
 
@@ -84,8 +85,10 @@ def examples(run: Run, setup: RunSetup, server: Server, model: Tensors, memories
     per_client = -(-EXAMPLES // len(clients))
     groups: dict[str, list[str]] = {}
     for k in clients:
-        rows = federation.clients[k]
-        confidences, masks = explain_labels(run, setup, server, model, rows, memories.get(k))
+        rows, remembered = federation.clients[k], memory.read(memories.get(k))
+        if memory.PER_IMAGE not in remembered.tensors:
+            rows = rng.permutation(rows)[:SEARCHED]
+        confidences, masks = explain_labels(run, setup, server, model, rows, remembered)
         for title, mask in (masks or {"": torch.ones(len(rows), dtype=torch.bool)}).items():
             cards = groups.setdefault(title, [])
             for i in rng.permutation(np.flatnonzero(mask.numpy()))[:per_client].tolist():
@@ -99,11 +102,11 @@ def examples(run: Run, setup: RunSetup, server: Server, model: Tensors, memories
 
 
 def explain_labels(
-    run: Run, setup: RunSetup, server: Server, model: Tensors, rows: Ints, remembered: bytes
+    run: Run, setup: RunSetup, server: Server, model: Tensors, rows: Ints, remembered: Packet
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The confidences by which the method labels a client's images, and masks of what it uses them for."""
     return run.method.explain_labels(
-        memory.read(remembered),
+        remembered,
         own_metrics(run.events[-1]),
         lambda: predict(server, model, setup.images(rows)),
     )
