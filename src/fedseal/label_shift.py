@@ -12,7 +12,8 @@ from torch.nn.functional import cross_entropy, one_hot
 
 HIGHEST_TEMPERATURE = 20.0
 # What is believed of a model before any validation image is seen: mean and deviation.
-SHARPNESS, BIAS = (1.0, 10.0), (0.0, 0.3)  # sharpness is 1 / temperature
+SHARPNESS = 1.0, 10.0  # 1 / temperature
+BIAS = 0.3  # deviation of a class's bias, whose mean is 0
 PSEUDO_COUNT = 0.1  # per class, so that no class becomes impossible
 NEWTON_STEPS, EM_STEPS = 50, 200
 
@@ -31,18 +32,18 @@ class Calibration:
         return (logits.double() / self.temperature + self.bias).softmax(dim=1)
 
 
-def calibrate(logits: Tensor, labels: Tensor) -> Calibration:
+def calibrate(logits: Tensor, labels: Tensor, deviation: float = BIAS) -> Calibration:
     """The calibration with the least negative log-likelihood on validation images.
 
     Guo et al. (2017) introduced the temperature, Alexandari et al. (2020) the biases. Validation images are
-    few, so both have a normal prior. The sum is convex in 1 / temperature and biases, and Newton's method
-    finds its minimum.
+    few, so both have a normal prior, that of the biases with this deviation. The sum is convex in
+    1 / temperature and biases, and Newton's method finds its minimum.
     """
     finite = logits.isfinite().all(dim=1)  # a model may have diverged
     logits, labels, classes = logits[finite].double(), labels[finite], logits.shape[1]
     truth = one_hot(labels, classes).double()
-    mean = torch.tensor([SHARPNESS[0], *classes * [BIAS[0]]], dtype=torch.float64)
-    precision = torch.tensor([SHARPNESS[1], *classes * [BIAS[1]]], dtype=torch.float64) ** -2
+    mean = torch.tensor([SHARPNESS[0], *classes * [0.0]], dtype=torch.float64)
+    precision = torch.tensor([SHARPNESS[1], *classes * [deviation]], dtype=torch.float64) ** -2
     # Scores are linear in the parameters: features [n, M, 1 + M] · parameters [1 + M].
     units = torch.eye(classes, dtype=torch.float64).expand(len(logits), -1, -1)
     features = torch.cat([logits.unsqueeze(2), units], dim=2)

@@ -224,3 +224,11 @@ def refuse_batch_norm(model: nn.Module, method: str) -> None:
         raise UserError(
             f"{method} does not support batch normalisation: set model.norm to 'group' or 'none'."
         )
+
+
+def output_bias(model: nn.Module, classes: int) -> str:
+    """The name of the last layer's bias."""
+    name, last = list(model.named_parameters())[-1]
+    if last.shape != (classes,):
+        raise UserError(f"The network's last parameter, {name}, is not a bias for each of {classes} classes.")
+    return name

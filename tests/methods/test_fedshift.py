@@ -13,9 +13,9 @@ from fedseal.data.federation import load_federation
 from fedseal.engines import memory as memories
 from fedseal.engines.client import SimulatedClients
 from fedseal.errors import UserError
-from fedseal.label_shift import Calibration, estimate_mix, posterior
-from fedseal.learn import predict_logits
-from fedseal.methods.fedshift import FedShift, from_tensors, to_tensors
+from fedseal.label_shift import Calibration, calibrate, estimate_mix, posterior
+from fedseal.learn import accuracy, predict_logits
+from fedseal.methods.fedshift import FedShift, balanced, from_tensors, to_tensors
 from fedseal.run_setup import RunSetup
 
 EVERYONE = range(3)
@@ -141,6 +141,32 @@ def test_switches(prepared: Packet) -> None:
     assert reply.counts == {"labelled": int(sure.sum())}
 
 
+def test_a_balanced_model_predicts_as_the_calibrated_one(setup: RunSetup, prepared: Packet) -> None:
+    """Class 0 gets an advantage of 2; the biases take some of it back, and nothing else changes."""
+    server, w = setup.server(), dict(prepared.tensors["model"])
+    w["body.fc3.bias"] = w["body.fc3.bias"] + 2 * torch.eye(10)[0]
+    after = balanced(server, w)
+    before, validation = predict_logits(server, w, server.validation), server.validation
+    calibrated = calibrate(before, validation.labels, deviation=1.0).probs(before)
+    logits = predict_logits(server, after, validation)
+    assert torch.equal(logits.argmax(dim=1), calibrated.argmax(dim=1))
+    assert accuracy(logits, validation.labels) > accuracy(before, validation.labels)
+    assert [name for name in w if not torch.equal(w[name], after[name])] == ["body.fc3.bias"]
+
+
+def test_the_model_to_take_home_is_balanced_and_training_goes_on_without(
+    setup: RunSetup, prepared: Packet
+) -> None:
+    method, server = setup.config.selected_method(), setup.server()
+    state, requests = first_round(setup, prepared)
+    moved = {name: value + 0.01 for name, value in requests[0].tensors["model"].items()}
+    after = method.collect(Round(1, (0, 2), EVERYONE), state, {0: Packet({"model": moved})}, server).tensors
+    expected = balanced(server, after["mean"])
+    assert all(torch.equal(value, expected[name]) for name, value in after["average"].items())
+    assert not torch.equal(after["average"]["body.fc3.bias"], after["mean"]["body.fc3.bias"])
+    torch.testing.assert_close(after["next"], moved)
+
+
 def test_calibration_survives_a_packet() -> None:
     before = Calibration(2.5, torch.tensor([0.1, -0.1]).double(), torch.tensor([0.25, 0.75]).double(), 200)
     after = from_tensors(Packet.from_bytes(Packet({"c": to_tensors(before)}).to_bytes()).tensors["c"])
@@ -161,7 +187,7 @@ def test_momentum_and_moving_average(setup: RunSetup) -> None:
         state = method.collect(
             current, Packet({**state.tensors, "model": w}, state.scalars), {0: reply}, server
         )
-        for group, expected in (("next", step), ("average", distance)):
+        for group, expected in (("next", step), ("mean", distance)):
             moved = state.tensors[group]["body.fc3.bias"] - w["body.fc3.bias"]
             torch.testing.assert_close(moved, torch.full_like(moved, expected))
     _, requests = method.server_round(current, state, server)

@@ -159,6 +159,10 @@ def _run(states: "Iterator[CellsProgress]") -> int:
 
 
 def _show(table: "Table", kept: "ResultStore", seeds: int, scale: "Scale") -> None:
+    if table.accuracies:
+        for title, rows in measure.measure_images(table, kept, seeds, scale):
+            console.print(_grid(f"{title}, in %, mean of the last ten rounds", rows))
+        return
     measured = measure.measure(table, kept, seeds, scale)
     mark = "" if scale == "paper" else f", {scale.upper()} SCALE: not comparable with the paper's numbers"
     title = f"{table.title}{mark}: accuracy in %, mean of the last ten rounds (paper)"

@@ -96,7 +96,7 @@ def _show_result(
     summary = result.summary
     rounds, images = summary["rounds"], "test" if "test_accuracy" in summary else "validation"
     table = Table("", f"{images} accuracy", "margin", box=None, header_style="bold")
-    adapted = result.client_accuracy_after(rounds)
+    adapted = result.accuracy_on("client", rounds)
     if adapted is not None:
         table.add_column("with each client's class mix")
     row = [f"{summary['method']}, {rounds} rounds", f"[bold]{result.accuracy:.2%}[/]", ""]
@@ -107,7 +107,7 @@ def _show_result(
         for t, note in notes.items():
             accuracy = compared.accuracy_after(t)
             margin = f"{100 * (result.accuracy - accuracy):+.2f} points"
-            other = compared.client_accuracy_after(t)
+            other = compared.accuracy_on("client", t)
             row = [f"Server-SL, {t} rounds{note}", f"{accuracy:.2%}", margin]
             table.add_row(*row, f"{other:.2%}" if other is not None else "")
     terminal.print()

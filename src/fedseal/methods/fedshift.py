@@ -57,12 +57,16 @@ class FedShift(Method):
         0.5, ge=0, le=1, description="temperature of the labels: 1: soft as they are, 0: hard"
     )
     adjust: float = Field(
-        0.5, ge=0, le=1, description="1: the loss leaves out the client's class mix; 0: it does not"
+        0.0, ge=0, le=1, description="1: the loss leaves out the client's class mix; 0: it does not"
     )
     views: Literal["weak", "strong"] = Field("strong", description="augmentation of the clients' images")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the server's averaging")
     keep: float = Field(
         0.9, ge=0, lt=1, description="w̄ is a moving average over rounds, of which this share is kept"
+    )
+    balance: bool = Field(
+        True,
+        description="set the biases of w̄'s last layer by the validation images, so that no class is favoured",
     )
     server_step: bool = Field(False, description="also train on the server's labels in every round")
 
@@ -101,7 +105,7 @@ class FedShift(Method):
 
     def server_round(self, current: Round, state: Packet, server: Server) -> tuple[Packet, dict[int, Packet]]:
         """Sends the global model to the cohort, and in round 1 the teachers to everyone."""
-        w = state.tensors.get("next", state.tensors["average"])
+        w = state.tensors.get("next", state.tensors["model"])
         if self.server_step:
             w = train_supervised(server, w, current.t, stream="rounds")
         validation = server.validation
@@ -116,7 +120,9 @@ class FedShift(Method):
         requests = dict.fromkeys(current.cohort, train)
         if teachers:
             requests = {k: requests.get(k, listen) for k in current.everyone}
-        kept = {name: state.tensors[name] for name in ("average", "velocity") if name in state.tensors}
+        kept = {
+            name: state.tensors[name] for name in ("average", "mean", "velocity") if name in state.tensors
+        }
         return Packet({"model": w, **kept}, {"temperature": calibration.temperature}), requests
 
     def client_round(self, request: Packet, memory: Packet, client: Participant) -> tuple[Packet, Packet]:
@@ -152,11 +158,23 @@ class FedShift(Method):
             return Packet({**state.tensors, "next": w}, state.scalars)
         combined = server.aggregation.combine(received, w)
         after, velocity = momentum_step(w, combined, state.tensors.get("velocity"), self.momentum)
-        average = moving_average(state.tensors["average"], after, self.keep)
-        return Packet({"model": w, "next": after, "average": average, "velocity": velocity}, state.scalars)
+        mean = moving_average(state.tensors.get("mean", w), after, self.keep)
+        average = balanced(server, mean) if self.balance else mean
+        groups = {"model": w, "next": after, "mean": mean, "average": average, "velocity": velocity}
+        return Packet(groups, state.scalars)
 
     def metrics(self, state: Packet) -> Metrics:
         return {"temperature": float(state.scalars["temperature"])}
+
+
+def balanced(server: Server, w: Tensors) -> Tensors:
+    """The weights with biases of the last layer that fit the validation images.
+
+    Without them the model has learned how frequent classes are at the clients together.
+    """
+    validation, name = server.validation, models.output_bias(server.model, server.classes)
+    found = calibrate(predict_logits(server, w, validation), validation.labels, deviation=1.0)
+    return {**w, name: w[name] + (found.temperature * found.bias).to(w[name])}
 
 
 TEACHER = "teacher-"

@@ -1,4 +1,4 @@
-"""The tables and figures of the paper, and the runs of which they consist.
+"""The tables and figures of the paper, further tables, and the runs of which they consist.
 
 A table is a file in `tables/`: a preset, the settings that each column and row changes, and the paper's
 numbers. A combination of row, column and seed is a cell.
@@ -68,7 +68,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table or a figure of the paper."""
+    """A table or a figure, of the paper or beyond it."""
 
     name: str
     title: str
@@ -79,6 +79,7 @@ class Table:
     reduced_rows: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # and these over both
     paper: Mapping[str, list[float]] = field(default_factory=dict)  # in %, in the order of the columns
     figure: Mapping[str, Any] = field(default_factory=dict)
+    accuracies: tuple[str, ...] = ()  # of a table that is not in the paper: keys of measure.IMAGES
     note: str = ""
 
     @property

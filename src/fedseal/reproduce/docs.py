@@ -17,7 +17,7 @@ from fedseal.config.load import load_config
 from fedseal.errors import UserError
 from fedseal.reproduce.cells import Cell, Scale, Table, find_table, folder_name, load_tables
 from fedseal.reproduce.figures import draw_methods
-from fedseal.reproduce.measure import Measured, margins_and_gaps, measure, outdated_note
+from fedseal.reproduce.measure import Measured, margins_and_gaps, measure, measure_images, outdated_note
 from fedseal.reproduce.store import ResultStore
 from fedseal.rounds import LAST_ROUNDS
 from fedseal.storage.accuracies import PREFIXES, accuracy_name
@@ -169,11 +169,22 @@ def write_table(table: Table, store: ResultStore) -> str:
         measured = measure(table, store, MAX_SEEDS, scale, "model") if has_runs(table, scale, store) else {}
         if not any(place.ours for columns in measured.values() for place in columns.values()):
             continue
+        if table.accuracies:
+            parts += write_images(table, store, scale)
+            continue
         if scale == "reduced":
             parts.append(f"**Reduced scale** ({table.reductions}): not comparable with the paper's numbers.")
         parts += write_blocks(table, measured, "accuracy of wᵗ, %")
         parts += write_blocks(table, measure(table, store, MAX_SEEDS, scale, "average"), "accuracy of w̄, %")
     return "\n\n".join(parts) or "Not run."
+
+
+def write_images(table: Table, store: ResultStore, scale: Scale = "paper") -> list[str]:
+    """The accuracies that a table names, one after the other."""
+    return [
+        to_markdown([[title, *table.columns], *([row, *places.values()] for row, places in texts.items())])
+        for title, texts in measure_images(table, store, MAX_SEEDS, scale)
+    ]
 
 
 def write_blocks(table: Table, measured: Mapping[str, Mapping[str, Measured]], what: str) -> Iterator[str]:

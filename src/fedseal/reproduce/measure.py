@@ -1,6 +1,6 @@
 """The numbers of a table: accuracies, margins over Server-SL, and shares of the gap to FedAvg-SL."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import mean, stdev
 
@@ -19,27 +19,52 @@ class Measured:
     def text(self) -> str:
         """Mean ± standard deviation over seeds, * if it is outdated, and the paper's number in brackets."""
         paper = "–" if self.paper is None else f"{self.paper:.2f}"
+        return f"{self.ours_text()} ({paper})"
+
+    def ours_text(self) -> str:
+        """The same without the paper's number."""
         values = list(self.ours.values())
         if not values:
-            return f"not run ({paper})"
+            return "not run"
         spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
-        return f"{mean(values):.2f}{spread}{'*' * self.outdated} ({paper})"
+        return f"{mean(values):.2f}{spread}{'*' * self.outdated}"
 
 
 def measure(
-    table: Table, store: ResultStore, seeds: int, scale: Scale, model: str = ""
+    table: Table, store: ResultStore, seeds: int, scale: Scale, model: str = "", images: str = ""
 ) -> dict[str, dict[str, Measured]]:
-    """A table by row and column; `model` as in `ResultStore.accuracy`."""
+    """A table by row and column; `model` as in `ResultStore.accuracy`, `images` as in `accuracy_on`."""
     result: dict[str, dict[str, Measured]] = {}
     for row in table.rows:
         for number, column in enumerate(table.columns):
             cells = [Cell(table, row, column, seed, scale) for seed in range(seeds)]
-            values = {cell.seed: store.accuracy(cell, model) for cell in cells}
+            values = {
+                cell.seed: store.accuracy_on(cell, images) if images else store.accuracy(cell, model)
+                for cell in cells
+            }
             ours = {seed: value for seed, value in values.items() if value is not None}
             paper = table.paper[row][number] if row in table.paper else None
             outdated = any(store.is_missing(cell, renew=True) for cell in cells if cell.seed in ours)
             result.setdefault(row, {})[column] = Measured(ours, paper, outdated)
     return result
+
+
+IMAGES = {
+    "client": "client accuracy: clients' test images, with each client's own class mix",
+    "test": "test accuracy: the same images, plain",
+    "official": "official accuracy: the data set's own test images, plain",
+    "validation": "validation accuracy",
+}
+
+
+def measure_images(
+    table: Table, store: ResultStore, seeds: int, scale: Scale
+) -> Iterator[tuple[str, dict[str, dict[str, str]]]]:
+    """The accuracies of a table that is not in the paper: a title, and texts by row and column."""
+    for images in table.accuracies:
+        measured = measure(table, store, seeds, scale, images=images)
+        texts = {row: {c: p.ours_text() for c, p in places.items()} for row, places in measured.items()}
+        yield IMAGES[images], texts
 
 
 def outdated_note(measured: Mapping[str, Mapping[str, Measured]]) -> str:

@@ -67,6 +67,12 @@ class ResultStore:
         found = self.find(cell)
         return None if found is None else 100 * found.accuracy_after(cell.config.rounds, model)
 
+    def accuracy_on(self, cell: Cell, images: str) -> float | None:
+        """The same on other images."""
+        found = self.find(cell)
+        value = None if found is None else found.accuracy_on(images, cell.config.rounds)
+        return None if value is None else 100 * value
+
     def add(self, cell: Cell, run: Path) -> Result:
         """Copies a finished run into the store, completely or not at all."""
         read_rounds_until(run, cell.config.rounds)

@@ -37,11 +37,12 @@ class Result:
         measured = summarize(read_rounds_until(self.folder, t))
         return float(measured[judged_by(measured, model or self.summary["evaluate"])]["mean_last_10"])
 
-    def client_accuracy_after(self, t: int) -> float | None:
-        """The same with each client's own class mix; None if clients have no test images."""
+    def accuracy_on(self, images: str, t: int) -> float | None:
+        """The same on "client", "official" or other images (accuracies.py); None if it was not measured."""
         measured = summarize(read_rounds_until(self.folder, t))
-        name = accuracy_name(self.summary["evaluate"], "client")
-        return float(measured[name]["mean_last_10"]) if name in measured else None
+        names = [accuracy_name(model, images) for model in (self.summary["evaluate"], "model")]
+        found = next((measured[name] for name in names if name in measured), None)
+        return None if found is None else float(found["mean_last_10"])
 
 
 def default_folder(source: str | os.PathLike[str] | Config, config: Config, suffix: str = "") -> Path:
