@@ -9,7 +9,9 @@ from fedseal.methods.fedavg_sl import FedAvgSL
 
 
 class PlainFedAvg(FedAvgSL):
-    def train_client(self, client, start, t):
+    def train_client(self, client, request):
+        start, t = request.tensors["model"], int(request.scalars["t"])
+
         def loss(model, images, labels):
             return cross_entropy(model(images), labels)
 

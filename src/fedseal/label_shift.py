@@ -4,6 +4,7 @@ The server calibrates its model on validation images. A client predicts its own 
 model, finds the class mix that explains them best, and predicts and labels with it. See docs/label-shift.md.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,24 @@ class Calibration:
     def probs(self, logits: Tensor) -> Tensor:
         """Calibrated confidences [n, M], in double precision."""
         return (logits.double() / self.temperature + self.bias).softmax(dim=1)
+
+    def adapt(self, logits: Tensor, mix: Tensor) -> Tensor:
+        """Logits whose softmax has the calibrated confidences where classes have the mix `mix`."""
+        return logits / self.temperature + (self.bias + (mix / self.mix).log()).to(logits)
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """As part of a packet."""
+        return {
+            "temperature": torch.tensor(self.temperature, dtype=torch.float64),
+            "bias": self.bias,
+            "mix": self.mix,
+            "images": torch.tensor(self.images),
+        }
+
+    @classmethod
+    def from_tensors(cls, group: Mapping[str, Tensor]) -> "Calibration":
+        """The inverse of `to_tensors`."""
+        return cls(float(group["temperature"]), group["bias"], group["mix"], int(group["images"]))
 
 
 def calibrate(logits: Tensor, labels: Tensor, deviation: float = BIAS) -> Calibration:

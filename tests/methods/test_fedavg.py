@@ -71,7 +71,7 @@ def test_fedavg_sl_with_an_adjusted_loss() -> None:
     rng = client.rng(1, "supervised")
     batches = labelled_batches(client, client.data, client.training.epochs, rng, "weak")
     expected = fit(client, start, batches, loss, learning_rate(client, 1))
-    trained, _ = setup.config.selected_method().train_client(client, start, 1)
+    trained, _ = setup.config.selected_method().train_client(client, Packet({"model": start}, {"t": 1}))
     for name, value in expected.items():
         torch.testing.assert_close(trained[name], value)
 

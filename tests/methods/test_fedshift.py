@@ -15,7 +15,7 @@ from fedseal.engines.client import SimulatedClients
 from fedseal.errors import UserError
 from fedseal.label_shift import Calibration, calibrate, estimate_mix, posterior
 from fedseal.learn import accuracy, predict_logits
-from fedseal.methods.fedshift import FedShift, balanced, from_tensors, to_tensors
+from fedseal.methods.fedshift import FedShift, balanced
 from fedseal.run_setup import RunSetup
 
 EVERYONE = range(3)
@@ -79,7 +79,7 @@ def test_a_client_labels_by_teachers_and_its_own_mix(setup: RunSetup, prepared: 
 
     client = setup.client(0, setup.network(), record)
     reply, memory = setup.config.selected_method().client_round(requests[0], Packet(), client)
-    calibration = from_tensors(requests[0].tensors["teachers"])
+    calibration = Calibration.from_tensors(requests[0].tensors["teachers"])
     logits = sum(
         predict_logits(client, requests[0].tensors[f"teacher-{k}"], client.data).double() for k in (0, 1)
     )
@@ -169,7 +169,8 @@ def test_the_model_to_take_home_is_balanced_and_training_goes_on_without(
 
 def test_calibration_survives_a_packet() -> None:
     before = Calibration(2.5, torch.tensor([0.1, -0.1]).double(), torch.tensor([0.25, 0.75]).double(), 200)
-    after = from_tensors(Packet.from_bytes(Packet({"c": to_tensors(before)}).to_bytes()).tensors["c"])
+    packet = Packet.from_bytes(Packet({"c": before.to_tensors()}).to_bytes())
+    after = Calibration.from_tensors(packet.tensors["c"])
     assert (after.temperature, after.images) == (2.5, 200)
     assert torch.equal(after.bias, before.bias) and torch.equal(after.mix, before.mix)
 

@@ -23,10 +23,10 @@ from fedseal.methods.fedavg import FedAvg
 class Careful(FedAvg):
     titles = {"chosen": "chosen ★", "heat": "temperature T", "shares": "shares <π>"}
 
-    def train_client(self, client, start, t):
+    def train_client(self, client, request):
         rows = torch.arange(20)
         client.record_labels("chosen", rows, torch.zeros_like(rows))
-        return start, {"chosen": len(rows), "spare_parts": 3}
+        return request.tensors["model"], {"chosen": len(rows), "spare_parts": 3}
 
     def metrics(self, state):
         return {"heat": 0.25, "shares": [m / 10 for m in range(10)]}

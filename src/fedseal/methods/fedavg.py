@@ -37,13 +37,12 @@ class FedAvg(Method):
         return Packet({"model": w}), dict.fromkeys(current.cohort, request)
 
     def client_round(self, request: Packet, memory: Packet, client: Participant) -> tuple[Packet, Packet]:
-        t = int(request.scalars["t"])
-        w, counts = self.train_client(client, request.tensors["model"], t)
-        return Packet({"model": w}, {"t": t, **counts}), memory
+        w, counts = self.train_client(client, request)
+        return Packet({"model": w}, {"t": int(request.scalars["t"]), **counts}), memory
 
     @abstractmethod
-    def train_client(self, client: Participant, start: Tensors, t: int) -> tuple[Tensors, dict[str, int]]:
-        """A client's model of round t, trained from the global model, and the client's counts."""
+    def train_client(self, client: Participant, request: Packet) -> tuple[Tensors, dict[str, int]]:
+        """A client's model of a round, trained from the global model, and the client's counts."""
 
     def collect(self, current: Round, state: Packet, replies: Mapping[int, Packet], server: Server) -> Packet:
         w, models = state.tensors["model"], {k: reply.tensors["model"] for k, reply in replies.items()}

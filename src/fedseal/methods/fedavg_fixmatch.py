@@ -8,9 +8,10 @@ Unlike in FixMatch, labelled images are only at the server, whose step is the su
 from pydantic import Field
 from torch import Tensor, nn, no_grad
 
-from fedseal.core import Participant
+from fedseal.core import Packet, Participant, Round, Server
 from fedseal.learn import fit, learning_rate, two_view_batches
 from fedseal.losses import fixmatch_loss
+from fedseal.methods.class_mix import DESCRIPTION, find_adapter, with_calibration
 from fedseal.methods.fedavg import FedAvg
 from fedseal.weights import Tensors
 
@@ -20,10 +21,18 @@ class FedAvgFixMatch(FedAvg):
 
     threshold: float = Field(0.9, ge=0, le=1, description="minimum confidence of a pseudo-label")
 
-    def train_client(self, client: Participant, start: Tensors, t: int) -> tuple[Tensors, dict[str, int]]:
+    mix: bool = Field(False, description=DESCRIPTION)
+
+    def server_round(self, current: Round, state: Packet, server: Server) -> tuple[Packet, dict[int, Packet]]:
+        after, requests = super().server_round(current, state, server)
+        return after, with_calibration(requests, server) if self.mix else requests
+
+    def train_client(self, client: Participant, request: Packet) -> tuple[Tensors, dict[str, int]]:
+        start, t, adapt = request.tensors["model"], int(request.scalars["t"]), find_adapter(request, client)
+
         def loss(model: nn.Module, weak: Tensor, strong: Tensor) -> Tensor:
             with no_grad():
-                weak_logits = model(weak)
+                weak_logits = adapt(model(weak))
             return self.unsupervised_loss(weak_logits, model(strong))
 
         batches = two_view_batches(client, client.rng(t, "batches"))

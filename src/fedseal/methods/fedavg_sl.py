@@ -40,7 +40,8 @@ class FedAvgSL(FedAvg):
         request = Packet({"model": state.tensors["average"]}, {"t": current.t, "train": True})
         return state, dict.fromkeys(current.cohort, request)
 
-    def train_client(self, client: Participant, start: Tensors, t: int) -> tuple[Tensors, dict[str, int]]:
+    def train_client(self, client: Participant, request: Packet) -> tuple[Tensors, dict[str, int]]:
+        start, t = request.tensors["model"], int(request.scalars["t"])
         if not isinstance(client, LabelledParticipant):
             raise TypeError(f"{client.name} has no labels, which FedAvg-SL needs")
         if self.adjust == 0:

@@ -26,6 +26,7 @@ from pydantic import Field
 from fedseal.aggregate import mean
 from fedseal.core import Packet, Round, Server
 from fedseal.learn import train_supervised
+from fedseal.methods.class_mix import with_calibration
 from fedseal.methods.fedavg_fixmatch import FedAvgFixMatch
 from fedseal.models import refuse_batch_norm
 from fedseal.weights import Tensors
@@ -44,7 +45,9 @@ class FedRGD(FedAvgFixMatch):
         w = state.tensors["average"]
         trained = train_supervised(server, w, current.t, stream="rounds")
         request = Packet({"model": w}, {"t": current.t, "train": True})
-        return Packet({**state.tensors, "server": trained}), dict.fromkeys(current.cohort, request)
+        requests = dict.fromkeys(current.cohort, request)
+        after = Packet({**state.tensors, "server": trained})
+        return after, with_calibration(requests, server) if self.mix else requests
 
     def collect(self, current: Round, state: Packet, replies: Mapping[int, Packet], server: Server) -> Packet:
         order = torch.randperm(len(current.cohort), generator=server.rng(current.t, "groups"))

@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from fedseal import paper, weights
 from fedseal.config.sections import BootstrapSettings
 from fedseal.core import Method, Metrics, Packet, Participant, PreparationStep, Round, Server
-from fedseal.learn import Batch, bootstrap, fit, learning_rate, predict, train_supervised
+from fedseal.label_shift import Calibration
+from fedseal.learn import Batch, bootstrap, fit, learning_rate, predict_logits, train_supervised
+from fedseal.methods import class_mix
+from fedseal.methods.class_mix import calibration_of, find_adapter
 from fedseal.weights import Tensors
 
 
@@ -54,6 +57,7 @@ class FedSEAL(Method):
         description="a mini-batch: joint (B_c images of D⁺ ∪ D⁻) or paired (B_c of each, the smaller set"
         " repeated)",
     )
+    mix: bool = Field(False, description=class_mix.DESCRIPTION)
 
     def initial_state(self, server: Server) -> Packet:
         w = weights.get_weights(server.model)
@@ -80,35 +84,39 @@ class FedSEAL(Method):
     def server_round(self, current: Round, state: Packet, server: Server) -> tuple[Packet, dict[int, Packet]]:
         """Step 1: the global model w^t and the thresholds τ^t. Step 2 sends them out."""
         w = train_supervised(server, state.tensors["average"], current.t, stream="rounds")
-        tau = {"tau": self.thresholds(w, server)}
+        calibration = calibration_of(w, server) if self.mix else None
+        tau = {"tau": self.thresholds(w, server, calibration)}
         weight = paper.positive_weight(
             self.schedule, self.positive_weight, current.t, self.schedule_rate, self.schedule_until
         )
         scalars = {"t": current.t, "lambda": weight}
-        train = Packet({"model": w, "thresholds": tau}, scalars | {"train": True})
-        listen = Packet({"model": w}, scalars | {"train": False})
+        groups = {"model": w} | ({class_mix.GROUP: calibration.to_tensors()} if calibration else {})
+        train = Packet({**groups, "thresholds": tau}, scalars | {"train": True})
+        listen = Packet(groups, scalars | {"train": False})
         requests = dict.fromkeys(current.cohort, train)
         if self.ensemble and self.scope == "all":
             requests = {k: requests.get(k, listen) for k in current.everyone}
         return Packet({"model": w, "thresholds": tau}, scalars), requests
 
-    def thresholds(self, w: Tensors, server: Server) -> Tensor:
+    def thresholds(self, w: Tensors, server: Server, calibration: Calibration | None) -> Tensor:
         """Eq. 5, or the fixed value for every class."""
         if self.threshold == "fixed":
             return torch.full((server.classes,), self.tau)
-        probs = predict(server, w, server.validation)
+        logits = predict_logits(server, w, server.validation)
+        probs = calibration.probs(logits).float() if calibration else logits.softmax(dim=1)
         return paper.thresholds(probs, server.validation.labels, self.threshold)
 
     def client_round(self, request: Packet, memory: Packet, client: Participant) -> tuple[Packet, Packet]:
         """Step 3: labels the images by the ensemble; a sampled client also trains on D⁺ and D⁻."""
         w, t = request.tensors["model"], int(request.scalars["t"])
+        adapt = find_adapter(request, client)
         if self.ensemble:
-            memory = update_ensemble(w, t, memory, client)
+            memory = update_ensemble(w, t, memory, client, adapt)
             mean = memory.tensors["images"]["mean"]
         if not request.trains:
             return Packet(scalars={"t": t}), memory
         if not self.ensemble:
-            mean = predict(client, w, client.data)
+            mean = adapt(predict_logits(client, w, client.data)).softmax(dim=1)
 
         tau = request.tensors["thresholds"]["tau"]
         draw = client.rng(t, "complementary")
@@ -196,7 +204,9 @@ class FedSEAL(Method):
         }
 
 
-def update_ensemble(w: Tensors, t: int, memory: Packet, client: Participant) -> Packet:
+def update_ensemble(
+    w: Tensors, t: int, memory: Packet, client: Participant, adapt: Callable[[Tensor], Tensor]
+) -> Packet:
     """Eq. 8: the ensemble mean p̄ after w^t, once per round even if the request comes twice or late.
 
     Each image has a count of its own, so a client that misses rounds stays correct, and a new image (with
@@ -204,7 +214,7 @@ def update_ensemble(w: Tensors, t: int, memory: Packet, client: Participant) -> 
     """
     if int(memory.scalars.get("t", 0)) >= t:
         return memory
-    probs = predict(client, w, client.data)
+    probs = adapt(predict_logits(client, w, client.data)).softmax(dim=1)
     past = memory.tensors.get("images") or {
         "mean": torch.zeros_like(probs),
         "count": torch.zeros(len(probs), dtype=torch.int64),

@@ -42,6 +42,7 @@ from fedseal.label_shift import (
     sharpened,
 )
 from fedseal.learn import bootstrap, fit, labelled_batches, learning_rate, predict_logits, train_supervised
+from fedseal.methods.class_mix import GROUP, calibration_of
 from fedseal.weights import Tensors
 
 
@@ -108,13 +109,13 @@ class FedShift(Method):
         w = state.tensors.get("next", state.tensors["model"])
         if self.server_step:
             w = train_supervised(server, w, current.t, stream="rounds")
-        validation = server.validation
-        calibration = calibrate(predict_logits(server, w, validation), validation.labels)
-        groups = {"model": w, "calibration": to_tensors(calibration)}
+        calibration = calibration_of(w, server)
+        groups = {"model": w, GROUP: calibration.to_tensors()}
         teachers = {name: group for name, group in state.tensors.items() if name.startswith(TEACHER)}
         if teachers:
+            validation = server.validation
             found = calibrate(mean_logits(server, teachers, validation), validation.labels)
-            groups |= teachers | {"teachers": to_tensors(found)}
+            groups |= teachers | {"teachers": found.to_tensors()}
         train = Packet(groups, {"t": current.t, "train": True})
         listen = Packet(groups, {"t": current.t, "train": False})
         requests = dict.fromkeys(current.cohort, train)
@@ -132,7 +133,7 @@ class FedShift(Method):
         if not request.trains:
             return Packet(scalars={"t": t}), memory
 
-        calibration = from_tensors(request.tensors["calibration"])
+        calibration = Calibration.from_tensors(request.tensors[GROUP])
         probs, old = confidences(w, calibration, memory, client), calibration.mix
         mix = estimate_mix(probs, calibration) if self.mix else old
         adapted = posterior(probs, old, mix)
@@ -196,7 +197,9 @@ def remember_teachers(request: Packet, memory: Packet, client: Participant) -> P
     images = memory.tensors.get("images")
     teachers = {name: group for name, group in request.tensors.items() if name.startswith(TEACHER)}
     if teachers:
-        probs = from_tensors(request.tensors["teachers"]).probs(mean_logits(client, teachers, client.data))
+        probs = Calibration.from_tensors(request.tensors["teachers"]).probs(
+            mean_logits(client, teachers, client.data)
+        )
         images = {"probs": probs, "known": torch.ones(len(probs), dtype=torch.bool)}
     return Packet({"images": images} if images else {}, {"t": request.scalars["t"]})
 
@@ -210,18 +213,3 @@ def confidences(w: Tensors, calibration: Calibration, memory: Packet, client: Pa
     if images is None:
         return probs
     return torch.where(images["known"].unsqueeze(1), images["probs"], probs)
-
-
-def to_tensors(calibration: Calibration) -> Tensors:
-    """A calibration as part of a packet."""
-    return {
-        "temperature": torch.tensor(calibration.temperature, dtype=torch.float64),
-        "bias": calibration.bias,
-        "mix": calibration.mix,
-        "images": torch.tensor(calibration.images),
-    }
-
-
-def from_tensors(group: Tensors) -> Calibration:
-    """The inverse of `to_tensors`."""
-    return Calibration(float(group["temperature"]), group["bias"], group["mix"], int(group["images"]))

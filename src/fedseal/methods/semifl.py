@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from fedseal import weights
 from fedseal.aggregate import momentum_step
 from fedseal.core import Packet, Participant, Round, Server
-from fedseal.learn import Batch, fit, learning_rate, predict
+from fedseal.learn import Batch, fit, learning_rate, predict_logits
 from fedseal.losses import mixup_loss
+from fedseal.methods.class_mix import DESCRIPTION, find_adapter, with_calibration
 from fedseal.methods.fedavg import FedAvg
 from fedseal.paper import positive_loss
 from fedseal.weights import Tensors
@@ -40,16 +41,19 @@ class SemiFL(FedAvg):
     mix_weight: float = Field(1.0, ge=0, description="weight of the mixup loss")
     momentum: float = Field(0.5, ge=0, lt=1, description="momentum of the server's averaging")
     clip: float = Field(1.0, gt=0, description="maximum norm of a client's gradient")
+    mix: bool = Field(False, description=DESCRIPTION)
 
     def server_round(self, current: Round, state: Packet, server: Server) -> tuple[Packet, dict[int, Packet]]:
         after, requests = super().server_round(current, state, server)
         w = static_batch_norm(server, after.tensors["model"])
-        request = Packet({"model": w}, {"t": current.t, "train": True})
+        requests = dict.fromkeys(requests, Packet({"model": w}, {"t": current.t, "train": True}))
         kept = {k: v for k, v in state.tensors.items() if k == "velocity"}
-        return Packet({"model": w, **kept}), dict.fromkeys(requests, request)
+        after = Packet({"model": w, **kept})
+        return after, with_calibration(requests, server) if self.mix else requests
 
-    def train_client(self, client: Participant, start: Tensors, t: int) -> tuple[Tensors, dict[str, int]]:
-        confidence, labels = predict(client, start, client.data).max(dim=1)
+    def train_client(self, client: Participant, request: Packet) -> tuple[Tensors, dict[str, int]]:
+        start, t, adapt = request.tensors["model"], int(request.scalars["t"]), find_adapter(request, client)
+        confidence, labels = adapt(predict_logits(client, start, client.data)).softmax(dim=1).max(dim=1)
         confident = (confidence >= self.threshold).nonzero().squeeze(1)
         client.record_labels("confident", confident, labels[confident])
         if not len(confident):
