@@ -31,7 +31,7 @@ TINY: dict[str, Any] = SMOKE | {"engine.workers": 1}
 
 @pytest.fixture
 def tiny() -> dict[str, Any]:
-    """Options that turn `demo` into a run of about a second on real Fashion-MNIST images."""
+    """Options that turn `fmnist-lenet` into a run of about a second on real Fashion-MNIST images."""
     return dict(TINY)
 
 
@@ -40,7 +40,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, trained enough to have some pseudo-labels. Tests must not modify it."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     training = {"server.batch": 10, "server.lr": 0.02, "fedseal.bootstrap_epochs": 8}
-    train("demo", out=folder, options={**TINY, **training})
+    train("fmnist-lenet", out=folder, options={**TINY, **training})
     return folder
 
 
@@ -105,6 +105,8 @@ def same_weights(one: Path, other: Path) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+# `folders` with the paper's method
+PAPERS_METHOD = {"method": "fedseal", "evaluate": "model", "bootstrap.epochs": 0}
 SHAPES = ("circle", "square", "triangle")
 
 
@@ -146,6 +148,7 @@ def own(shapes: Path) -> dict[str, Any]:
         "rounds": 2,
         "data.path": shapes,
         "data.size": 16,
+        **PAPERS_METHOD,
         "fedseal.bootstrap_epochs": 2,
         "server.epochs": 1,
         "client.epochs": 1,

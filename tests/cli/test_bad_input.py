@@ -26,7 +26,7 @@ from fedseal.training.train import train
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["--set", "round=3"], ["demo: unknown key 'round' (did you mean 'rounds'?)"]),
+        (["--set", "round=3"], ["fmnist-lenet: unknown key 'round' (did you mean 'rounds'?)"]),
         (["--set", "data.label=3"], ["unknown key 'data.label' (did you mean 'labels'?)"]),
         (["--set", "fedseal.thta=1"], ["unknown key 'fedseal.thta' (did you mean 'theta'?)"]),
         (["--set", "rounds=many"], ["'rounds' is 'many', but it should be a valid integer"]),
@@ -55,7 +55,7 @@ from fedseal.training.train import train
 def test_bad_setting_is_refused_before_anything_is_written(
     fedseal: Command, tmp_path: Path, words: list[str], parts: list[str]
 ) -> None:
-    fedseal("train", "demo", "--out", tmp_path / "run", *words).refuses(*parts)
+    fedseal("train", "fmnist-lenet", "--out", tmp_path / "run", *words).refuses(*parts)
     assert not (tmp_path / "run").exists()
 
 
@@ -64,13 +64,13 @@ def test_missing_device(fedseal: Command, tmp_path: Path) -> None:
         (name for name, available in (("cuda", torch.cuda.is_available()), ("mps", False)) if not available),
         "mps",
     )
-    answer = fedseal("train", "demo", "--out", tmp_path / "run", options={"engine.device": device})
+    answer = fedseal("train", "fmnist-lenet", "--out", tmp_path / "run", options={"engine.device": device})
     answer.refuses(f"engine.device is '{device}', but this machine has no such device: use 'auto'.")
     assert not (tmp_path / "run").exists()
 
 
 def test_missing_validation_images(fedseal: Command, tmp_path: Path) -> None:
-    answer = fedseal("train", "demo", "--out", tmp_path / "run", options={"data.validation": 0})
+    answer = fedseal("train", "fmnist-lenet", "--out", tmp_path / "run", options={"data.validation": 0})
     assert answer.code == 2 and not (tmp_path / "run").exists()
     sentence = "error: data.validation is 0, but every run needs validation images: raise it."
     assert answer.err.splitlines()[-1] == sentence
@@ -211,7 +211,7 @@ def test_data_show_refuses_a_picture_it_cannot_draw(
     monkeypatch.delenv("FEDSEAL_DATA")
     for name in ("mix.xyz", "gone/mix.png"):
         path = tmp_path / name
-        fedseal("data", "show", "demo", "--picture", path, options=tiny).refuses(
+        fedseal("data", "show", "fmnist-lenet", "--picture", path, options=tiny).refuses(
             f"Cannot write {path} (", "--picture"
         )
         assert not path.exists()
@@ -222,7 +222,7 @@ def test_data_show_refuses_a_picture_it_cannot_draw(
 
 def test_folder_with_a_run_is_not_overwritten(fedseal: Command, copy: Path, tiny: dict[str, Any]) -> None:
     before = contents(copy)
-    answer = fedseal("train", "demo", "--out", copy, options=tiny)
+    answer = fedseal("train", "fmnist-lenet", "--out", copy, options=tiny)
     answer.refuses(f"{copy} already holds a run: add --resume to continue it, or choose another --out.")
     assert contents(copy) == before
 
@@ -233,7 +233,7 @@ def test_folder_with_other_files_is_not_changed(
     (tmp_path / "thesis.txt").write_text("years of work")
     before = contents(tmp_path)
     for words in ([], ["--resume"]):
-        answer = fedseal("train", "demo", "--out", tmp_path, *words, options=tiny)
+        answer = fedseal("train", "fmnist-lenet", "--out", tmp_path, *words, options=tiny)
         answer.refuses(f"{tmp_path} holds other files and no run: choose another --out.")
     assert contents(tmp_path) == before
 
@@ -245,7 +245,7 @@ def test_failed_start_does_not_block_the_folder(
     (run / "checkpoint").mkdir(parents=True)
     (run / "checkpoint" / "lock").touch()
     (run / "config.toml").write_text("seed = 7\n")
-    assert fedseal("train", "demo", "--out", run, "-q", options=tiny).code == 0
+    assert fedseal("train", "fmnist-lenet", "--out", run, "-q", options=tiny).code == 0
     assert load_config(run / "config.toml").seed == 0
 
 
@@ -258,10 +258,10 @@ def test_fedavg_sl_needs_labels_of_the_clients(fedseal: Command, tmp_path: Path,
 def test_folder_that_cannot_be_written(fedseal: Command, tmp_path: Path, tiny: dict[str, Any]) -> None:
     file = tmp_path / "file"
     file.write_text("kept")
-    answer = fedseal("train", "demo", "--out", file, options=tiny)
+    answer = fedseal("train", "fmnist-lenet", "--out", file, options=tiny)
     answer.refuses(f"{file} cannot be a run folder (Not a directory): choose another --out.")
     below = file / "run"
-    answer = fedseal("train", "demo", "--out", below, options=tiny)
+    answer = fedseal("train", "fmnist-lenet", "--out", below, options=tiny)
     answer.refuses(f"Cannot write {below} (Not a directory): choose another folder.")
     assert contents(tmp_path).keys() == {"file"} and file.read_text() == "kept"
 
@@ -348,7 +348,7 @@ def test_clients_with_nan_are_left_out_and_the_run_continues(
 ) -> None:
     run = tmp_path / "run"
     keys = tiny | {"client.lr": 1e300, "engine.min_replies": 0}
-    answer = fedseal("train", "demo", "--out", run, options=keys)
+    answer = fedseal("train", "fmnist-lenet", "--out", run, options=keys)
     assert answer.code == 0
     assert (
         "replies left out: 2 of client-0, 2 of client-1, 2 of client-2; events.jsonl says why" in answer.out
@@ -368,7 +368,7 @@ def test_clients_with_nan_are_left_out_and_the_run_continues(
 def test_round_without_a_usable_reply_stops_the_run(
     fedseal: Command, tiny: dict[str, Any], tmp_path: Path
 ) -> None:
-    answer = fedseal("train", "demo", "--out", tmp_path / "run", options=tiny | {"client.lr": 1e300})
+    answer = fedseal("train", "fmnist-lenet", "--out", tmp_path / "run", options=tiny | {"client.lr": 1e300})
     sentence = "error: Round 1: only 0 of 3 clients sent a usable reply, but engine.min_replies is 1: "
     assert answer.code == 2 and answer.err.splitlines()[-1].startswith(sentence)
     assert not (tmp_path / "run" / "summary.json").exists()
@@ -376,7 +376,7 @@ def test_round_without_a_usable_reply_stops_the_run(
 
 def test_nan_at_the_server_stops_the_run(fedseal: Command, tiny: dict[str, Any], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    answer = fedseal("train", "demo", "--out", run, options=tiny | {"server.lr": 1e30})
+    answer = fedseal("train", "fmnist-lenet", "--out", run, options=tiny | {"server.lr": 1e30})
     answer.refuses("Round 1: the server's model has NaN or infinite weights", "lower server.lr (1e+30)")
     assert not (run / "summary.json").exists() and not (run / "model.safetensors").exists()
 
@@ -386,7 +386,7 @@ def test_nan_in_a_later_round_keeps_the_last_checkpoint(
 ) -> None:
     run = tmp_path / "run"
     diverging = {"rounds": 9, "server.lr": 1e5, "server.batch": 50, "fedseal.bootstrap_epochs": 0}
-    answer = fedseal("train", "demo", "--out", run, options=tiny | diverging)
+    answer = fedseal("train", "fmnist-lenet", "--out", run, options=tiny | diverging)
     answer.refuses("the server's model has NaN or infinite weights", "lower server.lr (100000.0)")
     failed = int(answer.err.removeprefix("error: Round ").split(":")[0])
     state = Packet.from_bytes((run / "checkpoint" / "state.safetensors").read_bytes())
@@ -418,7 +418,7 @@ def test_disk_that_fills_up_keeps_the_last_checkpoint(
     fedseal: Command, disk: Path, tiny: dict[str, Any], tmp_path: Path
 ) -> None:
     run, tiny = disk / "run", tiny | {"fedseal.bootstrap_epochs": 0}
-    answer = fedseal("train", "demo", "--out", run, options=tiny)
+    answer = fedseal("train", "fmnist-lenet", "--out", run, options=tiny)
     state = run / "checkpoint" / "state.safetensors"
     following = state.with_name("next.safetensors")
     answer.refuses(
@@ -435,7 +435,7 @@ def test_disk_that_fills_up_keeps_the_last_checkpoint(
 
     mount("-o", "remount,size=5m", disk)
     assert fedseal("train", run / "config.toml", "--out", run, "--resume", "-q").code == 0
-    train("demo", out=tmp_path / "reference", options=tiny)
+    train("fmnist-lenet", out=tmp_path / "reference", options=tiny)
     assert same_weights(run, tmp_path / "reference")
 
 
@@ -446,7 +446,7 @@ def test_disk_that_is_full_from_the_start(
     monkeypatch.setattr(threading, "excepthook", main.ignore_disk_errors)  # as main() does
     mount("-o", f"remount,size={size}", disk)
     run = disk / "run"
-    fedseal("train", "demo", "--out", run, options=tiny).refuses("No space left to write ", str(run))
+    fedseal("train", "fmnist-lenet", "--out", run, options=tiny).refuses("No space left to write ", str(run))
     assert not {"summary.json", "model.safetensors"} & {path.name for path in run.rglob("*")}
     if (run / "config.toml").exists():
         assert load_config(run / "config.toml").rounds == 2

@@ -27,18 +27,18 @@ def test_method_with_a_table_among_its_options_is_written_as_toml(tmp_path: Path
         "from fedseal.methods.fedseal import FedSEAL\n"
         "class Nest(FedSEAL):\n    w: dict[str, float] = {'a': 1.0}\n"
     )
-    config = load_config("demo", {"method": f"{file}:Nest"})
+    config = load_config("fmnist-lenet", {"method": f"{file}:Nest"})
     assert "[Nest.w]\na = 1.0\n" in config.to_annotated_toml()
     assert parse(tomllib.loads(config.to_annotated_toml()), "shown") == config
 
 
 def test_fingerprint_covers_only_what_affects_the_result() -> None:
-    base = load_config("demo")
-    same = load_config("demo", {"engine.workers": 7, "server-sl": {}})
+    base = load_config("fmnist-lenet")
+    same = load_config("fmnist-lenet", {"engine.workers": 7, "server-sl": {}})
     assert base.fingerprint() == same.fingerprint()
     for key, value in (("seed", 1), ("fedseal.theta", 0.2), ("data.alpha", 0.5), ("method", "server-sl")):
-        assert load_config("demo", {key: value}).fingerprint() != base.fingerprint()
-    longer = load_config("demo", {"rounds": 99})
+        assert load_config("fmnist-lenet", {key: value}).fingerprint() != base.fingerprint()
+    longer = load_config("fmnist-lenet", {"rounds": 99})
     assert longer.fingerprint() != base.fingerprint()
     assert longer.fingerprint(ignore=["rounds"]) == base.fingerprint(ignore=["rounds"])
 
@@ -55,7 +55,7 @@ def test_new_option_with_its_default_keeps_the_fingerprint(
         client: NewClient = Field(default_factory=NewClient)
         privacy: float = 0.0
 
-    base = load_config("demo", {"client.lr": 0.5})
+    base = load_config("fmnist-lenet", {"client.lr": 0.5})
     raw = base.to_dict()
     assert NewConfig.model_validate(raw).fingerprint() == base.fingerprint()
     for changed in ({"privacy": 1.0}, {"client": raw["client"] | {"warm_up": 3}}):
@@ -65,8 +65,11 @@ def test_new_option_with_its_default_keeps_the_fingerprint(
         sharpness: float = 1.0
 
     monkeypatch.setitem(METHODS, "fedseal", NewMethod)
-    assert load_config("demo", {"client.lr": 0.5}).fingerprint() == base.fingerprint()
-    assert load_config("demo", {"client.lr": 0.5, "fedseal.sharpness": 2}).fingerprint() != base.fingerprint()
+    assert load_config("fmnist-lenet", {"client.lr": 0.5}).fingerprint() == base.fingerprint()
+    assert (
+        load_config("fmnist-lenet", {"client.lr": 0.5, "fedseal.sharpness": 2}).fingerprint()
+        != base.fingerprint()
+    )
 
 
 def test_explicit_default_keeps_the_fingerprint() -> None:
@@ -99,14 +102,15 @@ def test_fingerprints_never_change() -> None:
 def test_fingerprint_ignores_settings_that_the_method_does_not_use(
     method: str, key: str, value: object, matters: bool
 ) -> None:
-    base, other = (load_config("demo", {"method": method, **more}) for more in ({}, {key: value}))
+    base, other = (load_config("fmnist-lenet", {"method": method, **more}) for more in ({}, {key: value}))
     assert (base.fingerprint() != other.fingerprint()) == matters
 
 
 def test_fingerprint_covers_strong_augmentation_at_the_server() -> None:
     keys = {"method": "server-sl", "server.augment": "strong"}
     assert (
-        load_config("demo", keys).fingerprint() != load_config("demo", keys | {"augment.m": 5}).fingerprint()
+        load_config("fmnist-lenet", keys).fingerprint()
+        != load_config("fmnist-lenet", keys | {"augment.m": 5}).fingerprint()
     )
 
 

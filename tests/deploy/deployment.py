@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import SHAPES, draw, settings
+from conftest import PAPERS_METHOD, SHAPES, draw, settings
 from fedseal.deploy import keys
 from fedseal.storage.events_file import read_rounds
 from fedseal.training.train import train
@@ -24,6 +24,7 @@ FEDSEAL = ("-m", "fedseal")
 TIME_LIMIT = 240.0  # seconds for anything that a test waits for, on a busy machine
 SMALL = {
     "data.size": 16,
+    **PAPERS_METHOD,
     "fedseal.bootstrap_epochs": 3,
     "server.lr": 0.02,
     "server.epochs": 1,

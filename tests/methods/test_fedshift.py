@@ -88,6 +88,9 @@ def test_a_client_labels_by_teachers_and_its_own_mix(setup: RunSetup, prepared: 
     assert float((mix - calibration.mix).abs().max()) > 0.05  # this client's mix is another one
     assert torch.equal(given["labels"], posterior(probs, calibration.mix, mix).argmax(dim=1))
     torch.testing.assert_close(memory.tensors["images"]["probs"], probs)
+    shown, groups = setup.config.selected_method().explain_labels(memory, {}, lambda: torch.zeros(0))
+    torch.testing.assert_close(shown, posterior(probs, calibration.mix, mix).float())
+    assert bool(groups["learned as this class"].all()) and not bool(groups["not used"].any())
     assert reply.counts == {"labelled": len(client.data)}
 
 

@@ -87,13 +87,13 @@ def test_error_names_the_bad_file(
     monkeypatch.chdir(tmp_path)
     if text is not None:
         Path("my.py").write_text(text, "utf-8")
-    fedseal("train", "demo", "--out", "run", options={"method": word}).refuses(*parts)
+    fedseal("train", "fmnist-lenet", "--out", "run", options={"method": word}).refuses(*parts)
     assert not Path("run").exists()
 
 
 def test_error_names_the_unknown_option(own_method: Path, fedseal: Command) -> None:
     keys = {"method": f"{own_method}:FedProxMatch", "FedProxMatch.nu": 1}
-    fedseal("train", "demo", options=keys).refuses("FedProxMatch.nu", "choose from threshold, mu")
+    fedseal("train", "fmnist-lenet", options=keys).refuses("FedProxMatch.nu", "choose from threshold, mu")
 
 
 def test_its_numbers_reach_all_outputs(own_method: Path, fedseal: Command, tmp_path: Path) -> None:
@@ -125,5 +125,7 @@ def test_metric_with_a_reserved_name_is_refused(fedseal: Command, tmp_path: Path
         "from fedseal.methods.server_sl import ServerSL\n"
         "class Mine(ServerSL):\n    def metrics(self, state):\n        return {'seconds': 1.0}\n"
     )
-    answer = fedseal("train", "demo", "--out", tmp_path / "run", options={**TINY, "method": f"{path}:Mine"})
+    answer = fedseal(
+        "train", "fmnist-lenet", "--out", tmp_path / "run", options={**TINY, "method": f"{path}:Mine"}
+    )
     answer.refuses("the metric name 'seconds' is reserved")

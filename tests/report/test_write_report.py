@@ -95,7 +95,7 @@ def test_an_unknown_method_shows_its_numbers_by_itself(
     """Three clients choose 20 images each, and count 3 more; six clients' images are shown per group."""
     (tmp_path / "careful.py").write_text(METHOD)
     options = tiny | {"method": f"{tmp_path / 'careful.py'}:Careful"}
-    run = train("demo", out=tmp_path / "run", options=options).folder
+    run = train("fmnist-lenet", out=tmp_path / "run", options=options).folder
     found = sections(run / "report.html")
     assert legend(found["Images that clients learn from"]) == ["chosen ★", "spare parts"]
     assert legend(found["Correct labels"]) == ["chosen ★"]
@@ -141,7 +141,7 @@ def test_a_new_accuracy_shows_up_by_itself(copy: Path) -> None:
 
 @pytest.mark.parametrize("judged", ["model", "average"])
 def test_both_models_are_shown_by_their_names(judged: str, tiny: dict[str, Any], tmp_path: Path) -> None:
-    run = train("demo", out=tmp_path / "run", options=tiny | {"evaluate": judged})
+    run = train("fmnist-lenet", out=tmp_path / "run", options=tiny | {"evaluate": judged})
     text = unescape((run.folder / "report.html").read_text("utf-8"))
     events = [json.loads(line) for line in (run.folder / "events.jsonl").read_text("utf-8").splitlines()]
     for key, name in (("test_accuracy", "test, wᵗ"), ("average_test_accuracy", "test, w̄")):
@@ -168,7 +168,9 @@ def test_names_of_classes_are_text(own: dict[str, Any], shapes: Path, tmp_path: 
 def test_several_runs_side_by_side(
     finished: Path, tiny: dict[str, Any], fedseal: Command, tmp_path: Path
 ) -> None:
-    other = train("demo", out=tmp_path / "other", options={**tiny, "method": "semifl", "seed": 1}).folder
+    other = train(
+        "fmnist-lenet", out=tmp_path / "other", options={**tiny, "method": "semifl", "seed": 1}
+    ).folder
     page = tmp_path / "both.html"
     assert fedseal("report", finished, other, "--out", page).code == 0
     text = page.read_text("utf-8")

@@ -83,7 +83,7 @@ def test_accuracy_is_the_mean_over_the_last_ten_rounds_for_any_evaluate_every(
     tiny: dict[str, Any], tmp_path: Path
 ) -> None:
     keys = tiny | {"method": "server-sl", "evaluate_every": 2}
-    run = train("demo", out=tmp_path / "run", options=keys, rounds=14)
+    run = train("fmnist-lenet", out=tmp_path / "run", options=keys, rounds=14)
     seen = {event["t"]: event["test_accuracy"] for event in events(run.folder) if "test_accuracy" in event}
     assert list(seen) == [2, 4, *range(5, 15)]
     assert run.accuracy == pytest.approx(np.mean(list(seen.values())[2:]))
@@ -128,7 +128,7 @@ def test_resuming_with_more_rounds_equals_one_long_run(finished: Path, copy: Pat
 
 @pytest.mark.parametrize("chosen", ["model", "average"])
 def test_evaluate_agrees_with_the_summary(tiny: dict[str, Any], tmp_path: Path, chosen: str) -> None:
-    result = train("demo", out=tmp_path / "run", options=tiny, rounds=1, evaluate=chosen)
+    result = train("fmnist-lenet", out=tmp_path / "run", options=tiny, rounds=1, evaluate=chosen)
     again = evaluate(tmp_path / "run")
     prefix = {"model": "", "average": "average_"}[chosen]
     assert again.keys() == {f"{prefix}test_accuracy", f"{prefix}validation_accuracy"}
@@ -155,21 +155,33 @@ def test_classifier_agrees_with_the_summary(finished: Path, tmp_path: Path) -> N
 
 
 def test_baseline_has_the_same_split(tiny: dict[str, Any], tmp_path: Path) -> None:
-    config = load_config("demo", tiny)
+    config = load_config("fmnist-lenet", tiny)
     base = server_only(config)
     assert base.method == "server-sl" and (base.data, base.server) == (config.data, config.server)
+    assert base.rounds == 2 + 750  # one epoch per round
     result = train(base, out=tmp_path / "base")
     assert result.summary["split"] == load_federation(config.data, config.seed).fingerprint
     assert result.summary["method"] == "server-sl" and "average_test_accuracy" not in result.summary
 
 
+def test_baseline_of_a_bootstrapped_method_trains_as_long_with_the_same_rates() -> None:
+    """4 teachers of 300 epochs are 1,200 epochs, 40 in each of 30 rounds; and one epoch of the server."""
+    config = load_config("demo")
+    base = server_only(config)
+    assert (base.method, base.rounds, base.server.epochs) == ("server-sl", 30, 41)
+    assert (base.server.lr, base.server.augment) == (config.bootstrap.lr, "strong")
+    assert base.server.decay**30 == pytest.approx(config.bootstrap.decay**300)
+
+
 def test_default_folder() -> None:
     def folder(*source: str, **keys: object) -> str:
-        return str(default_folder("demo", load_config("demo", keys), *source))
+        return str(default_folder("fmnist-lenet", load_config("fmnist-lenet", keys), *source))
 
-    assert folder(seed=3) == "runs/demo-seed3" and folder("-served") == "runs/demo-served-seed0"
-    assert folder(method="semifl") == "runs/demo-semifl-seed0"
-    config = load_config("demo", {"method": "server-sl"})
+    assert (
+        folder(seed=3) == "runs/fmnist-lenet-seed3" and folder("-served") == "runs/fmnist-lenet-served-seed0"
+    )
+    assert folder(method="semifl") == "runs/fmnist-lenet-semifl-seed0"
+    config = load_config("fmnist-lenet", {"method": "server-sl"})
     assert str(default_folder(config, config)) == "runs/server-sl-seed0"
 
 
@@ -189,9 +201,9 @@ def test_data_path_becomes_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 def test_errors_name_the_bad_argument(tiny: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"unknown key 'round' \(did you mean 'rounds'\?\)"):
-        fedseal.train("demo", round=3)
+        fedseal.train("fmnist-lenet", round=3)
     with pytest.raises(UserError, match="A Config takes no further keys"):
-        fedseal.train(load_config("demo", tiny), rounds=3)
+        fedseal.train(load_config("fmnist-lenet", tiny), rounds=3)
 
 
 def test_folders_have_a_default_size(own: dict[str, Any], shapes: Path, tmp_path: Path) -> None:
@@ -209,19 +221,19 @@ def test_script_without_a_main_guard(tiny: dict[str, Any], tmp_path: Path) -> No
         textwrap.dedent(f"""
             import fedseal, sys
             print("begin")
-            result = fedseal.train("demo", out="run", options={tiny | {"engine.workers": 2}!r})
+            result = fedseal.train("fmnist-lenet", out="run", options={tiny | {"engine.workers": 2}!r})
             print("end", result.summary["rounds"], "torch._dynamo" in sys.modules)
         """)
     )
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout.split()) == (0, ["begin", "end", "2", "False"]), done.stderr
-    train("demo", out=tmp_path / "here", options=tiny)
+    train("fmnist-lenet", out=tmp_path / "here", options=tiny)
     assert same_weights(tmp_path / "run", tmp_path / "here")  # two workers or none
 
 
 def test_only_one_process_can_train_in_a_folder(tiny: dict[str, Any], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    train("demo", out=run, options=tiny, rounds=1)
+    train("fmnist-lenet", out=run, options=tiny, rounds=1)
     with lock_run(run), pytest.raises(UserError, match="run is in use: another process"):
-        train("demo", out=run, options=tiny, rounds=2, resume=True)
-    assert train("demo", out=run, options=tiny, rounds=2, resume=True).summary["rounds"] == 2
+        train("fmnist-lenet", out=run, options=tiny, rounds=2, resume=True)
+    assert train("fmnist-lenet", out=run, options=tiny, rounds=2, resume=True).summary["rounds"] == 2

@@ -34,7 +34,7 @@ def evaluate(
 ) -> None:
     """Measure the accuracy of a finished run's model."""
     for name, value in evaluation.evaluate(run, test).items():
-        console.print(f"{name.replace('_', ' '):22} {value:.2%}")
+        console.print(f"{name.removeprefix('average_').replace('_', ' '):22} {value:.2%}")
 
 
 def report(

@@ -103,7 +103,7 @@ def _show_result(
     table.add_row(*row, f"[bold]{adapted:.2%}[/]" if adapted is not None else "")
     if compared is not None:
         longest = compared.summary["rounds"]
-        notes = {rounds: "", longest: ", as many supervised epochs"} if longest > rounds else {rounds: ""}
+        notes = {rounds: ""} | {longest: ", as many supervised epochs"}
         for t, note in notes.items():
             accuracy = compared.accuracy_after(t)
             margin = f"{100 * (result.accuracy - accuracy):+.2f} points"

@@ -10,7 +10,7 @@ A client's mix and labels never leave it. Each part is a switch: `teachers`, `mi
 `keep`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -140,6 +140,9 @@ class FedShift(Method):
         confidence, best = adapted.max(dim=1)
         rows = (confidence >= self.threshold).nonzero().squeeze(1)
         client.record_labels("labelled", rows, best[rows])
+        if "images" in memory.tensors:  # for the report
+            images = memory.tensors["images"] | {"labels": adapted.float()}
+            memory = Packet({"images": images}, memory.scalars)
         labels = sharpened(adapted, self.sharpen).float()
         if len(rows):
 
@@ -166,6 +169,15 @@ class FedShift(Method):
 
     def metrics(self, state: Packet) -> Metrics:
         return {"temperature": float(state.scalars["temperature"])}
+
+    def explain_labels(
+        self, memory: Packet, metrics: Metrics, predict: Callable[[], Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        images = memory.tensors.get("images", {})
+        if "labels" not in images:
+            return predict(), {}
+        used = images["labels"].max(dim=1).values >= self.threshold
+        return images["labels"], {"learned as this class": used, "not used": ~used}
 
 
 def balanced(server: Server, w: Tensors) -> Tensors:

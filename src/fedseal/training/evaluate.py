@@ -31,7 +31,7 @@ class Evaluator:
     would estimate the mix and predict by itself; here a simulation does so for all of them.
     """
 
-    def __init__(self, setup: RunSetup, server: Server) -> None:
+    def __init__(self, setup: RunSetup, server: Server, mix_images: int = MIX_IMAGES) -> None:
         tests = setup.federation.tests
         rows = np.unique(np.concatenate([np.zeros(0, np.int64), *tests.values()]))
         self.server = server
@@ -42,7 +42,7 @@ class Evaluator:
         mixed = setup.federation.client_tests
         self.client_tests = [torch.from_numpy(np.searchsorted(rows, test)) for test in mixed]
         clients = setup.federation.clients
-        self.client_images = [setup.images(clients[k][:MIX_IMAGES]) for k in range(len(mixed))]
+        self.client_images = [setup.images(clients[k][:mix_images]) for k in range(len(mixed))]
 
     def __call__(self, state: Packet) -> dict[str, float]:
         """Accuracies of the global model and of the clients' average."""

@@ -224,12 +224,19 @@ def _summarize_run(folder: Path, setup: RunSetup, judged: str, seconds: float) -
 
 
 def server_only(config: Config) -> Config:
-    """The baseline: Server-SL with the same settings, and as many supervised epochs as the method in total.
+    """The baseline: Server-SL with as many supervised epochs as the method in total.
 
-    Its first rounds are those of a shorter run, so its accuracy can be read at any earlier round.
+    With `[bootstrap]` it trains as that section says, evenly over the same rounds. Otherwise it has the same
+    settings and more rounds, of which the first are those of a shorter run.
     """
-    extra = -(-config.selected_method().preparation_epochs(config.bootstrap) // max(config.server.epochs, 1))
     own_section = {section_name(config.method)} - METHODS.keys()
     raw = {k: v for k, v in config.to_dict().items() if k not in own_section}
-    changes = {"method": "server-sl", "rounds": config.rounds + extra, "evaluate_every": 1}
-    return parse(raw | changes, "baseline")
+    extra, rounds = config.selected_method().preparation_epochs(config.bootstrap), config.rounds
+    if own := config.bootstrap.epochs:
+        settings = config.bootstrap.model_dump(include={"lr", "augment"})
+        epochs = config.server.epochs + -(-extra // rounds)
+        decay = config.bootstrap.decay ** (own / rounds)  # the same rate in the end
+        raw["server"] |= {**settings, "epochs": epochs, "decay": decay}
+        return parse(raw | {"method": "server-sl"}, "baseline")
+    rounds += -(-extra // max(config.server.epochs, 1))
+    return parse(raw | {"method": "server-sl", "rounds": rounds, "evaluate_every": 1}, "baseline")
