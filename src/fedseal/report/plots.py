@@ -127,6 +127,28 @@ def bar_chart(series: Series, title: str, y: str, paths: Sequence[Path]) -> None
     _save(figure, axes, paths)
 
 
+def grouped_bars(
+    series: Mapping[str, Sequence[float]],
+    colours: Sequence[str],
+    places: Sequence[str],
+    title: str,
+    path: Path,
+) -> None:
+    """Percentages side by side at each place, with the value above each bar; the axis is cut off below."""
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    axes = figure.subplots()
+    width, values = 0.8 / len(series), [value for row in series.values() for value in row]
+    for number, (name, row) in enumerate(series.items()):
+        x = [i + (number - (len(series) - 1) / 2) * width for i in range(len(places))]
+        bars = axes.bar(x, row, 0.92 * width, label=name, color=colours[number])
+        axes.bar_label(bars, fmt="%.1f", fontsize=8)
+    axes.set(ylim=(min(values) - 5, max(values) + 1.5), xticks=range(len(places)), xticklabels=places)
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.yaxis.set_major_formatter(PercentFormatter(decimals=0))
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    _save(figure, axes, [path])
+
+
 def running_mean(values: Sequence[float]) -> list[float]:
     """At each round the mean of the last ten rounds, or of all rounds so far."""
     return [mean(values[max(end - LAST_ROUNDS, 0) : end]) for end in range(1, len(values) + 1)]

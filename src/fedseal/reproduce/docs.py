@@ -2,10 +2,11 @@
 
     python -m fedseal.reproduce.docs README.md docs/results.md docs/evidence.md docs/paper-map.md
 
-A table is written between its two marks, <!-- results NAME --> and <!-- end -->. NAME is `first`, `seeds`,
-`methods`, `state`, `evidence`, or the name of a table of the paper. The figure is `docs/accuracy.svg`.
+A table is written between its two marks, <!-- results NAME --> and <!-- end -->. NAME is one of `WRITERS`, or
+the name of a table. The figures are `docs/accuracy.svg` and `docs/class-mix.svg`.
 """
 
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from typing import Any
 from fedseal.config.load import load_config
 from fedseal.errors import UserError
 from fedseal.reproduce.cells import Cell, Scale, Table, find_table, folder_name, load_tables
-from fedseal.reproduce.figures import draw_methods
+from fedseal.reproduce.figures import draw_methods, draw_mixes
 from fedseal.reproduce.measure import Measured, margins_and_gaps, measure, measure_images, outdated_note
 from fedseal.reproduce.store import ResultStore
 from fedseal.rounds import LAST_ROUNDS
@@ -26,7 +27,7 @@ from fedseal.storage.run_folder import Result
 from fedseal.system.files import write_atomic
 
 MARKED = re.compile(r"(<!-- results (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-FIGURE = Path("docs/accuracy.svg")
+FIGURE, MIXES = Path("docs/accuracy.svg"), Path("docs/class-mix.svg")
 MAX_SEEDS = 20
 
 
@@ -115,6 +116,19 @@ def write_state(store: ResultStore) -> str:
 def has_runs(table: Table, scale: Scale, store: ResultStore) -> bool:
     """False for a reduced table without runs of its own, even if runs of other tables fit its cells."""
     return scale == "paper" or (store.folder / folder_name(table, scale)).is_dir()
+
+
+def write_few_images(store: ResultStore) -> str:
+    """Client accuracy by the number of images from which a client estimates its class mix."""
+    path = store.folder / "few-images.json"
+    if not path.exists():
+        return "Not run."
+    rows = json.loads(path.read_text("utf-8"))["mean"]
+    names = list(next(iter(rows.values())))
+    head = ["", *(name if name == "plain" else f"mix from {name} images" for name in names)]
+    return to_markdown(
+        [head, *([place, *(f"{row[name]:.1f}" for name in names)] for place, row in rows.items())]
+    )
 
 
 def write_evidence(store: ResultStore) -> str:
@@ -210,6 +224,7 @@ WRITERS = {
     "methods": write_methods,
     "state": write_state,
     "evidence": write_evidence,
+    "few-images": write_few_images,
 }
 
 
@@ -230,6 +245,7 @@ def main(pages: list[str]) -> None:
     for page in map(Path, pages):
         write_atomic(page, refresh(page.read_text("utf-8"), store))
     draw_methods(store, FIGURE)
+    draw_mixes(store, MIXES)
 
 
 if __name__ == "__main__":
