@@ -230,5 +230,8 @@ def output_bias(model: nn.Module, classes: int) -> str:
     """The name of the last layer's bias."""
     name, last = list(model.named_parameters())[-1]
     if last.shape != (classes,):
-        raise UserError(f"The network's last parameter, {name}, is not a bias for each of {classes} classes.")
+        raise UserError(
+            f"The network's last parameter, {name}, is not a bias for each of the {classes} classes: set"
+            " fedshift.balance to false."
+        )
     return name

@@ -3,11 +3,12 @@
 Before round 1 the server trains several models on its labels, the teachers. In round 1 every client gets them
 and remembers what they say about its images, on average. From that it estimates its own class mix without a
 label, and labels its images by teachers and mix together, which is right far more often than the teachers
-alone. A client learns these labels with a loss that does not teach its class mix to the global model. The
-server averages the clients' models with momentum. The model to take home, w̄, is a moving average over rounds.
+alone. It learns these labels. The server averages the clients' models with momentum. The model to take home,
+w̄, is a moving average over rounds. Its last biases are set by the server's validation images, because the
+clients' images together have a class mix, too.
 
-A client's mix and labels never leave it. Each part is a switch: `teachers`, `mix`, `adjust`, `momentum` and
-`keep`.
+A client's mix and labels never leave it. Each part is a switch; `fedseal reproduce ablation-fedshift` shows
+what each is worth.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -76,6 +77,8 @@ class FedShift(Method):
             raise UserError(
                 "fedshift labels with bootstrapped models: set bootstrap.epochs, for example to 750."
             )
+        if self.balance:
+            models.output_bias(server.model, server.classes)  # refuses a network without one
 
     def initial_state(self, server: Server) -> Packet:
         w = weights.get_weights(server.model)

@@ -1,6 +1,6 @@
 """Writes the tables and the figure in README and docs from the results under `results/`.
 
-    python -m fedseal.reproduce.docs README.md docs/results.md docs/evidence.md docs/paper-map.md
+    python -m fedseal.reproduce.docs
 
 A table is written between its two marks, <!-- results NAME --> and <!-- end -->. NAME is one of `WRITERS`, or
 the name of a table. The figures are `docs/accuracy.svg` and `docs/class-mix.svg`.
@@ -27,26 +27,18 @@ from fedseal.storage.run_folder import Result
 from fedseal.system.files import write_atomic
 
 MARKED = re.compile(r"(<!-- results (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PAGES = ("README.md", *(f"docs/{name}.md" for name in ("results", "evidence", "paper-map", "label-shift")))
 FIGURE, MIXES = Path("docs/accuracy.svg"), Path("docs/class-mix.svg")
 MAX_SEEDS = 20
 
 
-def write_first(store: ResultStore) -> str:
-    """The global model of FedSEAL beside Server-SL, for every seed of Fashion-MNIST, LeNet, Dirichlet 0.3."""
-    rows: list[tuple[str, float, float]] = []
-    for label, method, alone in measured_seeds(store):
-        rounds = method.summary["rounds"]
-        rows.append((label, 100 * alone.accuracy_after(rounds), 100 * method.accuracy_after(rounds, "model")))
-    if not rows:
-        return "Not run."
-    rows.append(("**mean**", mean(low for _, low, _ in rows), mean(high for _, _, high in rows)))
-    rows.append(("paper", *paper_accuracies()))
-    texts = [[label, f"{low:.2f}%", f"{high:.2f}%", f"{high - low:+.2f}"] for label, low, high in rows]
-    return to_markdown([["seed", "Server-SL", "FedSEAL", "margin in points"], *texts])
+def write_tuned(store: ResultStore) -> str:
+    """What to use: the tuned methods on Fashion-MNIST with LeNet."""
+    return "\n\n".join(write_images(find_table("table-fmnist-lenet-tuned"), store)[:2])
 
 
 def write_seeds(store: ResultStore) -> str:
-    """The same with both models of FedSEAL, their validation accuracy, and a longer run of Server-SL.
+    """Both models of FedSEAL, their validation accuracy, and Server-SL beside them, for every seed.
 
     Both models are shown, because the choice between them affects the conclusions.
     """
@@ -219,7 +211,7 @@ def to_markdown(rows: list[list[str]]) -> str:
 
 
 WRITERS = {
-    "first": write_first,
+    "tuned": write_tuned,
     "seeds": write_seeds,
     "methods": write_methods,
     "state": write_state,
@@ -239,10 +231,10 @@ def refresh(text: str, store: ResultStore) -> str:
     return MARKED.sub(replace, text)
 
 
-def main(pages: list[str]) -> None:
-    """Writes the tables in these pages, and the figure."""
+def main() -> None:
+    """Writes the tables in all pages, and the figures."""
     store = ResultStore(Path("results"))
-    for page in map(Path, pages):
+    for page in map(Path, PAGES):
         write_atomic(page, refresh(page.read_text("utf-8"), store))
     draw_methods(store, FIGURE)
     draw_mixes(store, MIXES)
@@ -250,6 +242,6 @@ def main(pages: list[str]) -> None:
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1:])
+        main()
     except (UserError, OSError) as error:
         sys.exit(f"error: {error}")
