@@ -1,4 +1,4 @@
-"""The command reproduce: the tables and figures of the paper."""
+"""The command reproduce: the tables and figures of the paper, and further tables."""
 
 import shutil
 from collections.abc import Iterator
@@ -159,12 +159,18 @@ def _run(states: "Iterator[CellsProgress]") -> int:
 
 
 def _show(table: "Table", kept: "ResultStore", seeds: int, scale: "Scale") -> None:
+    mark = "" if scale == "paper" else f", {scale.upper()} SCALE: not comparable with other scales"
     if table.accuracies:
-        for title, rows in measure.measure_images(table, kept, seeds, scale):
-            console.print(_grid(f"{title}, in %, mean of the last ten rounds", rows))
-        return
+        for what, rows in measure.measure_images(table, kept, seeds, scale):
+            console.print(_grid(f"{table.title}{mark}: {what}, in %, mean of the last ten rounds", rows))
+    else:
+        _show_beside_paper(table, kept, seeds, scale, mark)
+    if scale == "reduced":
+        console.print(escape(f"Reduced: {table.reductions.replace('`', '')}."))
+
+
+def _show_beside_paper(table: "Table", kept: "ResultStore", seeds: int, scale: "Scale", mark: str) -> None:
     measured = measure.measure(table, kept, seeds, scale)
-    mark = "" if scale == "paper" else f", {scale.upper()} SCALE: not comparable with the paper's numbers"
     title = f"{table.title}{mark}: accuracy in %, mean of the last ten rounds (paper)"
     texts = {row: {c: place.text() for c, place in columns.items()} for row, columns in measured.items()}
     console.print(_grid(title, texts))
@@ -172,8 +178,6 @@ def _show(table: "Table", kept: "ResultStore", seeds: int, scale: "Scale") -> No
         console.print(escape(note))
     if further := measure.margins_and_gaps(measured):
         console.print(_grid("Margin over Server-SL (paper), gap recovered (paper)", further))
-    if scale == "reduced":
-        console.print(escape(f"Reduced: {table.reductions.replace('`', '')}."))
 
 
 def _grid(title: str, rows: dict[str, dict[str, str]]) -> Grid:
