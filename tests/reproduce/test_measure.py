@@ -1,4 +1,18 @@
-from fedseal.reproduce.measure import Measured, gap_recovered, margins_and_gaps, outdated_note
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from fedseal.reproduce.cells import find_table
+from fedseal.reproduce.measure import (
+    Measured,
+    gap_recovered,
+    margins_and_gaps,
+    measure_images,
+    outdated_note,
+)
+from fedseal.reproduce.store import ResultStore
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_margin_and_gap_recovered() -> None:
@@ -30,6 +44,18 @@ def test_a_place_shows_mean_and_standard_deviation() -> None:
     assert Measured({0: 76.0, 1: 78.0}, 78.62).text() == "77.00 ± 1.41 (78.62)"
     assert Measured({3: 76.0}).text() == "76.00 (–)"
     assert Measured().text() == "not run (–)"
+
+
+def test_a_table_beyond_the_paper_shows_its_accuracies() -> None:
+    """Of the judged model, on the images that it names; another kind of image was not measured."""
+    table = replace(find_table("table-fmnist-lenet"), accuracies=("validation", "client"))
+    shown = dict(measure_images(table, ResultStore(ROOT / "results"), 1, "paper"))
+    summary = json.loads(
+        (ROOT / "results/table-fmnist-lenet/server-sl-dir-0.9-seed0/summary.json").read_text()
+    )
+    expected = f"{100 * summary['validation_accuracy']['mean_last_10']:.2f}"
+    assert shown["validation accuracy"]["Server-SL"]["Dir 0.9"] == expected
+    assert len(shown) == 2
 
 
 def test_outdated_values_are_marked_and_explained() -> None:
