@@ -149,11 +149,14 @@ def test_a_balanced_model_predicts_as_the_calibrated_one(setup: RunSetup, prepar
     server, w = setup.server(), dict(prepared.tensors["model"])
     w["body.fc3.bias"] = w["body.fc3.bias"] + 2 * torch.eye(10)[0]
     after = balanced(server, w)
-    before, validation = predict_logits(server, w, server.validation), server.validation
-    calibrated = calibrate(before, validation.labels, deviation=1.0).probs(before)
-    logits = predict_logits(server, after, validation)
+    labels = torch.cat([server.data.labels, server.validation.labels])
+    before, logits = (
+        torch.cat([predict_logits(server, v, images) for images in (server.data, server.validation)])
+        for v in (w, after)
+    )
+    calibrated = calibrate(before, labels, deviation=1.0).probs(before)
     assert torch.equal(logits.argmax(dim=1), calibrated.argmax(dim=1))
-    assert accuracy(logits, validation.labels) > accuracy(before, validation.labels)
+    assert accuracy(logits, labels) > accuracy(before, labels)
     assert [name for name in w if not torch.equal(w[name], after[name])] == ["body.fc3.bias"]
 
 

@@ -4,8 +4,8 @@ Before round 1 the server trains several models on its labels, the teachers. In 
 and remembers what they say about its images, on average. From that it estimates its own class mix without a
 label, and labels its images by teachers and mix together, which is right far more often than the teachers
 alone. It learns these labels. The server averages the clients' models with momentum. The model to take home,
-w̄, is a moving average over rounds. Its last biases are set by the server's validation images, because the
-clients' images together have a class mix, too.
+w̄, is a moving average over rounds. Its last biases are set by the server's labels, because the clients'
+images together have a class mix, too.
 
 A client's mix and labels never leave it. Each part is a switch; `fedseal reproduce ablation-fedshift` shows
 what each is worth.
@@ -61,14 +61,14 @@ class FedShift(Method):
     adjust: float = Field(
         0.0, ge=0, le=1, description="1: the loss leaves out the client's class mix; 0: it does not"
     )
-    views: Literal["weak", "strong"] = Field("strong", description="augmentation of the clients' images")
+    views: Literal["weak", "strong"] = Field("weak", description="augmentation of the clients' images")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the server's averaging")
     keep: float = Field(
         0.9, ge=0, lt=1, description="w̄ is a moving average over rounds, of which this share is kept"
     )
     balance: bool = Field(
         True,
-        description="set the biases of w̄'s last layer by the validation images, so that no class is favoured",
+        description="set the biases of w̄'s last layer by the server's labels, so that no class is favoured",
     )
     server_step: bool = Field(False, description="also train on the server's labels in every round")
 
@@ -184,12 +184,14 @@ class FedShift(Method):
 
 
 def balanced(server: Server, w: Tensors) -> Tensors:
-    """The weights with biases of the last layer that fit the validation images.
+    """The weights with biases of the last layer that fit all of the server's labels.
 
-    Without them the model has learned how frequent classes are at the clients together.
+    Without them the model has learned how frequent classes are at the clients together. The more labels fit
+    them the better, and this model was not trained on the server's.
     """
-    validation, name = server.validation, models.output_bias(server.model, server.classes)
-    found = calibrate(predict_logits(server, w, validation), validation.labels, deviation=1.0)
+    name, known = models.output_bias(server.model, server.classes), (server.data, server.validation)
+    logits = torch.cat([predict_logits(server, w, images) for images in known])
+    found = calibrate(logits, torch.cat([images.labels for images in known]), deviation=1.0)
     return {**w, name: w[name] + (found.temperature * found.bias).to(w[name])}
 
 
