@@ -165,12 +165,12 @@ def test_baseline_has_the_same_split(tiny: dict[str, Any], tmp_path: Path) -> No
 
 
 def test_baseline_of_a_bootstrapped_method_trains_as_long_with_the_same_rates() -> None:
-    """4 teachers of 300 epochs are 1,200 epochs, 40 in each of 30 rounds; and one epoch of the server."""
+    """4 teachers of 300 epochs are 1,200 epochs, 30 in each of 40 rounds; and one epoch of the server."""
     config = load_config("demo")
     base = server_only(config)
-    assert (base.method, base.rounds, base.server.epochs) == ("server-sl", 30, 41)
+    assert (base.method, base.rounds, base.server.epochs) == ("server-sl", 40, 31)
     assert (base.server.lr, base.server.augment) == (config.bootstrap.lr, "strong")
-    assert base.server.decay**30 == pytest.approx(config.bootstrap.decay**300)
+    assert base.server.decay**40 == pytest.approx(config.bootstrap.decay**300)
 
 
 def test_default_folder() -> None:
