@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
@@ -9,30 +10,34 @@ import pytest
 
 from fedseal.report.plots import running_mean, spread
 from fedseal.reproduce.cells import find_table, load_tables
-from fedseal.reproduce.docs import FIGURE
-from fedseal.reproduce.figures import draw_figure, draw_methods
+from fedseal.reproduce.docs import FIGURE, MIXES
+from fedseal.reproduce.figures import draw_figure, draw_methods, draw_mixes
 from fedseal.reproduce.store import ResultStore
 
+Draw = Callable[[ResultStore, Path], Path | None]
 ROOT = Path(__file__).parents[2]
 DRAWN_WITH = re.search(r"Matplotlib v([\d.]+)", (ROOT / FIGURE).read_text("utf-8"))
 SAME_VERSION = DRAWN_WITH is not None and DRAWN_WITH[1] == matplotlib.__version__
 
 
-def test_the_readme_shows_its_figure() -> None:
-    assert f"({FIGURE})" in (ROOT / "README.md").read_text("utf-8")
+def test_the_readme_shows_its_figures() -> None:
+    for figure in (FIGURE, MIXES):
+        assert f"({figure})" in (ROOT / "README.md").read_text("utf-8")
 
 
 def test_a_figure_is_not_drawn_if_a_run_is_missing(tmp_path: Path) -> None:
     store = ResultStore(tmp_path)
     assert draw_figure(find_table("figure-theta"), store, "paper") is None
     assert draw_methods(store, tmp_path / "accuracy.svg") is None
+    assert draw_mixes(store, tmp_path / "class-mix.svg") is None
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(not SAME_VERSION, reason="another version of matplotlib draws other files")
-def test_the_readmes_figure_is_drawn_from_the_results(tmp_path: Path) -> None:
-    drawn = draw_methods(ResultStore(ROOT / "results"), tmp_path / FIGURE.name)
-    assert drawn is not None and drawn.read_bytes() == (ROOT / FIGURE).read_bytes(), (
+@pytest.mark.parametrize(("draw", "figure"), [(draw_methods, FIGURE), (draw_mixes, MIXES)])
+def test_the_readmes_figures_are_drawn_from_the_results(draw: Draw, figure: Path, tmp_path: Path) -> None:
+    drawn = draw(ResultStore(ROOT / "results"), tmp_path / figure.name)
+    assert drawn is not None and drawn.read_bytes() == (ROOT / figure).read_bytes(), (
         "run: python -m fedseal.reproduce.docs"
     )
 

@@ -186,8 +186,8 @@ class FedShift(Method):
 def balanced(server: Server, w: Tensors) -> Tensors:
     """The weights with biases of the last layer that fit all of the server's labels.
 
-    Without them the model has learned how frequent classes are at the clients together. The more labels fit
-    them the better, and this model was not trained on the server's.
+    Without them the model has learned how frequent classes are at the clients together. Training labels help,
+    too: the model began with them, but the rounds do not train on them.
     """
     name, known = models.output_bias(server.model, server.classes), (server.data, server.validation)
     logits = torch.cat([predict_logits(server, w, images) for images in known])

@@ -145,7 +145,7 @@ def grouped_bars(
     axes.set(ylim=(min(values) - 5, max(values) + 1.5), xticks=range(len(places)), xticklabels=places)
     axes.set_title(title, loc="left", fontsize=11)
     axes.yaxis.set_major_formatter(PercentFormatter(decimals=0))
-    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    figure.legend(loc="outside lower center", ncols=len(series), frameon=False)
     _save(figure, axes, [path])
 
 

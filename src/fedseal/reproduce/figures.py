@@ -72,9 +72,8 @@ def draw_methods(store: ResultStore, path: Path) -> Path | None:
 # Rows of table-fmnist-lenet-tuned in the figure of the class mix: which accuracy, label and colour.
 SHOWN_MIXES = (
     ("Server-SL", "test", "server's labels only", "#bbbbbb"),
-    ("Server-SL", "client", "the same model with each client's class mix", "#0072b2"),
-    ("fedshift", "client", "fedshift with each client's class mix", "#d55e00"),
-    ("FedAvg-SL", "client", "all clients' labels known, with each client's class mix", "#555555"),
+    ("Server-SL", "client", "the same with each client's class mix", "#0072b2"),
+    ("fedshift", "client", "fedshift", "#d55e00"),
 )
 
 
