@@ -143,6 +143,7 @@ def grouped_bars(
         bars = axes.bar(x, row, 0.92 * width, label=name, color=colours[number])
         axes.bar_label(bars, fmt="%.1f", fontsize=8)
     axes.set(ylim=(min(values) - 5, max(values) + 1.5), xticks=range(len(places)), xticklabels=places)
+    axes.yaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10]))
     axes.set_title(title, loc="left", fontsize=11)
     axes.yaxis.set_major_formatter(PercentFormatter(decimals=0))
     figure.legend(loc="outside lower center", ncols=len(series), frameon=False)

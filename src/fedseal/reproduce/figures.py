@@ -72,8 +72,8 @@ def draw_methods(store: ResultStore, path: Path) -> Path | None:
 # Rows of table-fmnist-lenet-tuned in the figure of the class mix: which accuracy, label and colour.
 SHOWN_MIXES = (
     ("Server-SL", "test", "server's labels only", "#bbbbbb"),
-    ("Server-SL", "client", "the same with each client's class mix", "#0072b2"),
-    ("fedshift", "client", "fedshift", "#d55e00"),
+    ("Server-SL", "client", "the same + class mix", "#0072b2"),
+    ("fedshift", "client", "fedshift + class mix", "#d55e00"),
 )
 
 
@@ -87,8 +87,6 @@ def draw_mixes(store: ResultStore, path: Path) -> Path | None:
             return None
         series[label] = [mean(place.ours.values()) for place in places]
         colours.append(colour)
-    title = (
-        "Accuracy on clients' images: Fashion-MNIST, 500 labelled images at the server, mean of three seeds"
-    )
+    title = "Accuracy on clients' images: Fashion-MNIST, 500 labels at the server, mean of 3 seeds"
     plots.grouped_bars(series, colours, list(table.columns), title, path)
     return path
