@@ -28,7 +28,7 @@ def make(count: int = 30, seed: int = 0) -> Pool:
     pixels = rng.integers(0, 256, (count, 3, 4, 4), dtype=np.uint8)
     labels = rng.integers(-1, 2, count)
     return Pool(
-        "made", pixels, labels, ("a", "b"), {"train": range(20), "test": range(20, count)}, True, ("x",)
+        "made", pixels, labels, ("a", "b"), {"train": range(20), "test": range(20, count)}, True, {"x": "why"}
     )
 
 

@@ -63,7 +63,7 @@ def test_reads_everything_in_order(data: Path) -> None:
         "test": range(12, 14),
     }
     assert pool.labels.tolist() == [0] * 4 + [1] * 4 + [-1] * 3 + [1] + [0, 1]
-    assert pool.skipped == () and pool.flips is False
+    assert pool.skipped == {} and pool.flips is False
     red = pool.pixels[:, 0].mean(axis=(1, 2)) > 100
     assert red.tolist() == [True] * 4 + [False] * 4 + [False, True] + [False] + [False] + [True, False]
 
@@ -130,6 +130,8 @@ def test_unreadable_files_are_skipped_counted_and_named(data: Path, caplog: pyte
     names = {Path(name).name for name in pool.skipped}
     assert names == {"notes.txt", "cut.png", "empty.png", "stray.png"} and len(pool.skipped) == 4
     assert all(name in caplog.text for name in names) and "DS_Store" not in caplog.text
+    assert pool.skipped[str(data / "server" / "stray.png")] == "not in the folder of a class"
+    assert pool.skipped[str(data / "server" / "cat" / "notes.txt")] == "not a readable image (unknown format)"
     assert len(pool.labels) == 14 and len(pool.parts["clients/ward-1"]) == 2
     caplog.clear()
     with caplog.at_level(logging.WARNING, "fedseal"):

@@ -83,7 +83,7 @@ def test_rows_without_a_label_are_skipped(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train.parquet", [png(1), png(2)], [0, 1])
     write_parquet(tmp_path / "test.parquet", [png(4), png(5)], [-1, 1])
     pool = read_parquet(tmp_path)
-    assert pool.labels.tolist() == [0, 1, 1] and pool.skipped == (f"{tmp_path / 'test.parquet'} row 0",)
+    assert pool.labels.tolist() == [0, 1, 1] and list(pool.skipped) == [f"{tmp_path / 'test.parquet'} row 0"]
 
 
 def test_refused_parquet(tmp_path: Path) -> None:

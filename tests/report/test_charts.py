@@ -13,12 +13,14 @@ def test_ticks_are_round_numbers() -> None:
 
 
 def test_a_line_goes_from_corner_to_corner() -> None:
-    """Points (2, 0.5) and (3, 1) are at the bottom and the upper right; the margins are 56, 24, 12, 36."""
-    text = charts.line_chart({"a<": [(1, 0.0), (2, 0.5), (3, 1.0)]})
+    """The margins are 80, 36, 20 and 68, so the plot is 524 wide and 240 high. No point is outside of it."""
+    text = charts.line_chart({"a<": [(1, 0.0), (2, 0.5), (101, 1.0)]})
     [path] = re.findall(r'line" d="M([^"]*)"', text)
     points = [tuple(map(float, point.split())) for point in path.split("L")]
-    # The first point does not affect the scale: it is as far below the plot as the plot is high.
-    assert points == [(56.0, 516.0), (336.0, 264.0), (616.0, 12.0)]
-    clipped = '<svg x="54" y="10" width="564" height="256" viewBox="54 10 564 256"><path'
-    assert clipped in text
+    assert points == [(80.0, 260.0), (85.2, 140.0), (604.0, 20.0)]
     assert "<title>a&lt;</title>" in text
+
+
+def test_labels_of_an_axis_are_short() -> None:
+    labels = [charts.format_tick(value) for value in (0, 0.25, 2000, 10_000, 12_500, 1_000_000, -20_000)]
+    assert labels == ["0", "0.25", "2000", "10k", "12.5k", "1M", "-20k"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedseal.errors import UserError
-from fedseal.report.run import Run, format_left_out
+from fedseal.report.run import Run, format_left_out, format_rounds
 
 
 def change_events(run: Path, **values: list[Any]) -> Run:
@@ -55,3 +55,7 @@ def test_a_damaged_summary_is_refused(copy: Path) -> None:
 def test_replies_left_out_are_listed_by_client() -> None:
     assert format_left_out({"left_out": {"north": 2, "south": 1}}) == "2 of north, 1 of south"
     assert format_left_out({}) == ""
+
+
+def test_rounds_are_written_as_spans() -> None:
+    assert format_rounds([1, 2, 3, 5, 8, 9]) == "1–3, 5, 8–9" and format_rounds([4]) == "4"

@@ -118,6 +118,38 @@ def test_an_unknown_method_shows_its_numbers_by_itself(
     assert f"Shares <π> by class: {first}" in found and f"Thresholds τ by class: {second}" in found
 
 
+def test_symbols_are_explained_below_their_charts(finished: Path, tmp_path: Path) -> None:
+    page = write.compare_runs([finished, finished], tmp_path / "both.html")
+    for found in (sections(finished / "report.html"), sections(page)):
+        text = {heading: unescape(content) for heading, content in found.items()}
+        by_round = "".join(content for heading, content in text.items() if "Accuracy by round" in heading)
+        assert "<li>wᵗ: the global model in round t" in by_round and "<li>w̄: the average of the" in by_round
+        assert text["Images that clients learn from"].count("<li>D⁺: images whose label a client trusts") == 1
+        assert "<li>D⁻: other images" in text["Images that clients learn from"]
+        [tau] = {content for heading, content in text.items() if heading.startswith("Thresholds τ by class")}
+        assert "<li>τ: the confidence that a client's label needs" in tau
+        assert "<li>λ: the weight of the loss on D⁺" in text["λ by round"]
+
+
+def test_skipped_files_and_clients_left_out_are_named_with_reasons(
+    own: dict[str, Any], shapes: Path, tmp_path: Path
+) -> None:
+    (shapes / "clients" / "north" / "<b>.png").write_text("not an image")
+    run = train("folders", out=tmp_path / "run", options=own).folder
+    path = run / "events.jsonl"
+    first, second = path.read_text("utf-8").splitlines()
+    lines = [{"event": "left-out", "t": t, "client": "<south>", "reason": "it is > late"} for t in (1, 2)]
+    path.write_text("\n".join([json.dumps(lines[0]), first, json.dumps(lines[1]), second]) + "\n", "utf-8")
+    found = sections(write.rewrite_report(run))["Problems"]
+    assert "<td>&lt;south&gt;</td><td>1–2</td><td>it is &gt; late</td>" in found
+    assert "/clients/north/&lt;b&gt;.png</td><td>not a readable image (unknown format)</td>" in found
+    assert "Skipped files (1)" in found
+
+
+def test_a_run_without_problems_has_no_such_section(finished: Path) -> None:
+    assert "Problems" not in sections(finished / "report.html")
+
+
 def test_the_report_knows_no_method() -> None:
     for path in SOURCE.glob("*.py"):
         text = path.read_text("utf-8")

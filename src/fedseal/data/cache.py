@@ -60,7 +60,7 @@ def load_cached(key: str) -> Pool | None:
     with suppress(OSError):
         os.utime(folder)  # records the time of the last use
     parts = {part: range(start, stop) for part, (start, stop) in about["parts"].items()}
-    classes, skipped = tuple(about["classes"]), tuple(about["skipped"])
+    classes, skipped = tuple(about["classes"]), dict(about["skipped"])
     return Pool(about["name"], pixels, labels, classes, parts, about["flips"], skipped)
 
 
@@ -91,7 +91,7 @@ def store(key: str, pool: Pool, origin: str, *, replace: bool = False) -> Pool:
             "classes": list(pool.classes),
             "parts": {part: [span.start, span.stop] for part, span in pool.parts.items()},
             "flips": pool.flips,
-            "skipped": list(pool.skipped),
+            "skipped": list(pool.skipped.items()),
             "origin": origin,
             "sha256": sums,
         }

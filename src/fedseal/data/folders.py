@@ -91,10 +91,11 @@ def read_labelled(
             raise UserError(
                 f"Class '{name}' has no readable image: add images to {folder / name}, or remove it."
             )
-    stray = [str(path) for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."]
-    for name in stray:
-        log.warning("skipped %s: not in the folder of a class", name)
-    return PoolPart(pixels, labels, tuple(classes), (*stray, *skipped))
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.name[0] != ".":
+            skipped[str(path)] = "not in the folder of a class"
+            log.warning("skipped %s: not in the folder of a class", path)
+    return PoolPart(pixels, labels, tuple(classes), skipped)
 
 
 def read_unlabelled(
@@ -156,7 +157,7 @@ def read_folders(
             "skipped %d files in %s that are not readable images, such as %s",
             len(pool.skipped),
             path,
-            pool.skipped[0],
+            next(iter(pool.skipped)),
         )
     return pool or cache.store(key, *build())
 
@@ -178,18 +179,19 @@ def _files(folder: Path) -> list[Path]:
 
 def _decode_all(
     files: Sequence[Path], size: int, channels: int, workers: int | None, progress: bool
-) -> tuple[Pixels, list[int], tuple[str, ...]]:
-    """The decoded images, the indices of their files, and the files that are not readable images."""
+) -> tuple[Pixels, list[int], dict[str, str]]:
+    """The decoded images, the indices of their files, and the files that are not readable, with reasons."""
     pixels = np.empty((len(files), channels, size, size), dtype=np.uint8)
     kept: list[int] = []
-    skipped = []
+    skipped: dict[str, str] = {}
     with progress_bar("images", len(files), show=progress and len(files) >= PROGRESS_FROM) as advance:
         for i, image in enumerate(decode_images(files, size, channels, workers)):
             if isinstance(image, Exception):
-                log.warning("skipped %s: not a readable image (%s)", files[i], failure_reason(image))
-                skipped.append(str(files[i]))
+                reason = f"not a readable image ({failure_reason(image)})"
+                log.warning("skipped %s: %s", files[i], reason)
+                skipped[str(files[i])] = reason
             else:
                 pixels[len(kept)] = image
                 kept.append(i)
             advance(1)
-    return pixels[: len(kept)], kept, tuple(skipped)
+    return pixels[: len(kept)], kept, skipped

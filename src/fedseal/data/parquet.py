@@ -75,7 +75,7 @@ def read_parts(folder: Path, size: int | None, channels: int | None, progress: b
 def _read_part(paths: list[Path], size: int | None, channels: int | None, progress: bool) -> PoolPart:
     images: list[Pixels] = []
     labels: list[int] = []
-    skipped: list[str] = []
+    skipped: dict[str, str] = {}
     classes: tuple[str, ...] = ()
     for path in paths:
         try:
@@ -95,7 +95,7 @@ def _read_part(paths: list[Path], size: int | None, channels: int | None, progre
                         strict=True,
                     ):
                         if isinstance(image, Exception) or label is None or label < 0:  # -1: no label
-                            skipped.append(f"{path} row {row}")
+                            skipped[f"{path} row {row}"] = "no readable image or no label"
                             log.warning("skipped row %d of %s: no readable image or no label", row, path)
                         else:
                             images.append(image)
@@ -113,7 +113,7 @@ def _read_part(paths: list[Path], size: int | None, channels: int | None, progre
     _, height, width = images[0].shape
     if height != width:
         raise UserError(f"The images in {paths[0]} are {width}×{height}, not square: set data.size.")
-    return PoolPart(np.stack(images), np.array(labels, dtype=np.int64), classes, tuple(skipped))
+    return PoolPart(np.stack(images), np.array(labels, dtype=np.int64), classes, skipped)
 
 
 def _class_names(metadata: Mapping[bytes, bytes] | None) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """All images of a data source in one array, and their split between a server and its clients."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ class Pool:
     classes: tuple[str, ...]
     parts: Mapping[str, range]  # "train", "test"; from folders: "server", "clients/<name>", "test"
     flips: bool  # whether mirroring an image keeps its class
-    skipped: tuple[str, ...] = ()  # files that are not readable images
+    skipped: Mapping[str, str] = field(default_factory=dict)  # files that are not used -> reason
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickles a memory-mapped array as the name of its file, so that other processes map it too."""
@@ -44,7 +44,7 @@ class PoolPart:
     pixels: Pixels  # [N, C, size, size]
     labels: Ints  # [N]; -1 if unknown
     classes: tuple[str, ...]  # empty if the images have no labels
-    skipped: tuple[str, ...]  # files that are not readable images
+    skipped: Mapping[str, str]  # files that are not used -> reason
 
 
 def join_parts(name: str, read: Mapping[str, PoolPart], classes: Sequence[str]) -> Pool:
@@ -55,7 +55,7 @@ def join_parts(name: str, read: Mapping[str, PoolPart], classes: Sequence[str]) 
         start += len(images.labels)
     pixels = np.concatenate([images.pixels for images in read.values()])
     labels = np.concatenate([images.labels for images in read.values()])
-    skipped = tuple(file for images in read.values() for file in images.skipped)
+    skipped = {file: reason for images in read.values() for file, reason in images.skipped.items()}
     return Pool(name, pixels, labels, tuple(classes), parts, flips=False, skipped=skipped)
 
 

@@ -30,6 +30,15 @@ class FedSEAL(Method):
         "tau": "thresholds τ",
         "lambda": "λ",
     }
+    explanations: ClassVar[Mapping[str, str]] = {
+        "positive": "D⁺: images whose label a client trusts, because its confidence reaches the threshold τ"
+        " of the class. The client learns that they belong to this class.",
+        "negative": "D⁻: other images for which some class is very unlikely. The client learns only that they"
+        " do not belong to that class.",
+        "tau": "τ: the confidence that a client's label needs to be trusted, by class. The server computes it"
+        " in every round from its validation images.",
+        "lambda": "λ: the weight of the loss on D⁺. The loss on D⁻ has weight 1.",
+    }
 
     bootstrap_epochs: int = Field(
         750, ge=0, description="supervised epochs before round 1; 0: start from random weights"

@@ -51,6 +51,11 @@ class FedShift(Method):
     """The `[fedshift]` section."""
 
     titles: ClassVar[Mapping[str, str]] = {"labelled": "labelled images", "temperature": "temperature T"}
+    explanations: ClassVar[Mapping[str, str]] = {
+        "labelled": "labelled images: client images whose label is confident enough to learn from.",
+        "temperature": "T: the model's outputs are divided by T, so that its confidence agrees with its"
+        " accuracy on the validation images. Above 1, the model is overconfident.",
+    }
 
     teachers: int = Field(8, ge=1, le=32, description="models that the server trains before round 1")
     mix: bool = Field(True, description="label with the client's own class mix")

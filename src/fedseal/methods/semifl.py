@@ -35,6 +35,10 @@ class SemiFL(FedAvg):
     """The `[semifl]` section."""
 
     titles: ClassVar[Mapping[str, str]] = {"confident": "confident images"}
+    explanations: ClassVar[Mapping[str, str]] = {
+        "confident": "confident images: client images that the global model labels with a confidence of at"
+        " least the threshold. Clients learn from these images.",
+    }
 
     threshold: float = Field(0.95, ge=0, le=1, description="minimum confidence of a pseudo-label")
     beta: float = Field(0.75, gt=0, description="mixup: the mixing weight is drawn from Beta(β, β)")

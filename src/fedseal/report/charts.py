@@ -12,8 +12,8 @@ from PIL import Image
 
 from fedseal.data.pool import Pixels
 
-WIDTH, HEIGHT = 640, 300
-LEFT, RIGHT, TOP, BOTTOM = 56, 24, 12, 36  # margins around the plot
+WIDTH, HEIGHT = 640, 328
+LEFT, RIGHT, TOP, BOTTOM = 80, 36, 20, 68  # margins around the plot, for a phone's large text
 COLOURS = 10  # in report.css
 
 Points = Sequence[tuple[float, float]]
@@ -21,41 +21,33 @@ Floats = npt.NDArray[np.float64]
 
 
 def line_chart(series: Mapping[str, Points], *, percent: bool = False) -> str:
-    """A line by round for each series, with a legend below.
-
-    The first twentieth of the rounds does not affect the vertical scale, because many runs start far below
-    their final accuracy. Lines are clipped there.
-    """
+    """A line by round for each series, with a legend below. The axes span all points."""
     shown = {name: points for name, points in series.items() if points}
-    xs = [px for points in shown.values() for px, _ in points]
-    x0, x1 = bounds(xs)
-    settled = x0 + (x1 - x0) / 20
-    y0, y1 = bounds([py for points in shown.values() for px, py in points if px >= settled])
+    x0, x1 = bounds([px for points in shown.values() for px, _ in points])
+    y0, y1 = bounds([py for points in shown.values() for _, py in points])
 
     def place(px: float, py: float) -> tuple[float, float]:
         x = LEFT + (px - x0) / (x1 - x0) * (WIDTH - LEFT - RIGHT)
         return x, TOP + (y1 - py) / (y1 - y0) * (HEIGHT - TOP - BOTTOM)
 
-    parts, lines = [], []
+    parts = []
     for value in ticks(y0, y1):
         _, y = place(x0, value)
-        label = f"{value:.0%}" if percent and y1 - y0 >= 0.03 else f"{value:.1%}" if percent else f"{value:g}"
+        label = format_tick(value) if not percent else f"{value:.0%}" if y1 - y0 >= 0.03 else f"{value:.1%}"
         parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     for value in ticks(x0, x1, 8):
         if value == round(value):
             x, _ = place(value, y0)
-            parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 16}" text-anchor="middle">{value:g}</text>')
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 2}" text-anchor="end">round</text>')
+            label = format_tick(value)
+            parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 36}" text-anchor="middle">{label}</text>')
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" text-anchor="end">round</text>')
     for number, (name, points) in enumerate(shown.items()):
         path = "L".join("{:.1f} {:.1f}".format(*place(*point)) for point in points)
         colour = f"c{number % COLOURS}"
-        lines.append(f'<path class="{colour} line" d="M{path}"><title>{escape(name)}</title></path>')
+        parts.append(f'<path class="{colour} line" d="M{path}"><title>{escape(name)}</title></path>')
         x, y = place(*points[-1])
         parts.append(f'<circle class="{colour} dot" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
-    box = LEFT - 2, TOP - 2, WIDTH - LEFT - RIGHT + 4, HEIGHT - TOP - BOTTOM + 4
-    attributes = 'x="{}" y="{}" width="{}" height="{}" viewBox="{} {} {} {}"'.format(*box, *box)
-    parts.append(f"<svg {attributes}>{''.join(lines)}</svg>")  # an inner <svg> clips its content
     return svg(parts) + legend(list(shown))
 
 
@@ -66,6 +58,13 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [number * step for number in range(first, last + 1)]
+
+
+def format_tick(value: float) -> str:
+    """A short label of an axis: 20000 is "20k"."""
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:g}M"
+    return f"{value / 1e3:g}k" if abs(value) >= 1e4 else f"{value:g}"
 
 
 def bounds(values: Sequence[float]) -> tuple[float, float]:
@@ -86,7 +85,7 @@ def reliability_chart(confidence: Floats, share: Floats, correct: Floats) -> str
         parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.0%}</text>')
         x = LEFT + value * width
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 16}" text-anchor="middle">{value:.0%}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 36}" text-anchor="middle">{value:.0%}</text>')
     for i in range(count):
         if share[i] > 0:
             bar = correct[i] * height
@@ -98,7 +97,7 @@ def reliability_chart(confidence: Floats, share: Floats, correct: Floats) -> str
                 f' width="{width / count - 4:.1f}" height="{bar:.1f}"><title>{title}</title></rect>'
             )
     parts.append(f'<path class="diagonal" d="M{LEFT} {TOP + height}L{WIDTH - RIGHT} {TOP}"/>')
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 2}" text-anchor="end">confidence</text>')
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" text-anchor="end">confidence</text>')
     return svg(parts)
 
 

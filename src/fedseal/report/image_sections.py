@@ -14,7 +14,7 @@ from fedseal.engines.memory_store import MemoryStore
 from fedseal.learn import predict
 from fedseal.report import charts
 from fedseal.report.charts import Floats
-from fedseal.report.page import section, table
+from fedseal.report.page import notes, section, table
 from fedseal.report.run import Run, own_metrics
 from fedseal.run_setup import RunSetup
 from fedseal.storage.model_file import load
@@ -38,6 +38,7 @@ def image_sections(run: Run, setup: RunSetup, memories: MemoryStore) -> list[str
     share, correct, error = calibration(probs, labels)
     chart = charts.reliability_chart(np.arange(1, BINS + 1) / BINS, share, correct)
     text = f"<p>Expected calibration error {error:.1%}, mean confidence {probs.max(axis=1).mean():.1%}.</p>"
+    text += notes(["The model's confidence is right where a bar ends at the dashed line."])
     sections = [
         section(f"Confusion on the {name} images", matrix),
         section(f"Calibration on the {name} images", chart + text),

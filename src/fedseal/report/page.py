@@ -1,6 +1,6 @@
 """HTML: the page, its sections and tables. A page needs no network and no script."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
 
@@ -20,6 +20,12 @@ def render_page(title: str, sections: Sequence[str]) -> str:
 def section(title: str, content: str) -> str:
     """A heading, as text, with its content, as HTML."""
     return f"<section><h2>{escape(title)}</h2>{content}</section>"
+
+
+def notes(sentences: Iterable[str]) -> str:
+    """Explanations below a chart, each of them once."""
+    lines = "".join(f"<li>{escape(sentence)}</li>" for sentence in dict.fromkeys(sentences))
+    return f'<ul class="notes">{lines}</ul>' if lines else ""
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -17,7 +17,7 @@ from fedseal.replies import is_reserved
 from fedseal.report.charts import Points
 from fedseal.report.titles import MODELS
 from fedseal.storage.accuracies import judged_by
-from fedseal.storage.events_file import read_rounds
+from fedseal.storage.events_file import read_events, read_rounds
 from fedseal.storage.model_file import load
 
 Kind = Literal["count", "number", "list"]  # a list has one value per class
@@ -31,6 +31,7 @@ class Run:
     config: Config
     summary: Mapping[str, Any]
     events: Sequence[Mapping[str, Any]]  # one per round
+    left_out: Sequence[Mapping[str, Any]] = field(default_factory=list)  # one per unused reply
     baseline: Sequence[Mapping[str, Any]] = field(default_factory=list)  # rounds of Server-SL, same split
 
     @staticmethod
@@ -44,11 +45,13 @@ class Run:
             raise UserError(
                 f"{folder} does not contain a finished run: its summary.json is missing or damaged."
             ) from error
-        events = read_rounds(folder)
+        logged = read_events(folder / "events.jsonl")
+        events = [event for event in logged if event["event"] == "round"]
+        left_out = [event for event in logged if event["event"] == "left-out"]
         if not events:
             raise UserError(f"{folder / 'events.jsonl'} is missing or damaged: the report needs it.")
         config = load_config(folder / "config.toml")
-        return Run(folder, config, summary, events, read_rounds(folder / "server-sl"))
+        return Run(folder, config, summary, events, left_out, read_rounds(folder / "server-sl"))
 
     @property
     def name(self) -> str:
@@ -128,6 +131,17 @@ def finite_points(events: Sequence[Mapping[str, Any]], name: str) -> Points:
     """A number of these events by round; values that are not finite are left out."""
     found = [(event["t"], event.get(name)) for event in events]
     return [(t, value) for t, value in found if isinstance(value, int | float) and math.isfinite(value)]
+
+
+def format_rounds(rounds: Sequence[int]) -> str:
+    """Rounds in ascending order, in short: "1–3, 5"."""
+    spans: list[list[int]] = []
+    for t in rounds:
+        if spans and t == spans[-1][-1] + 1:
+            spans[-1] = [spans[-1][0], t]
+        else:
+            spans.append([t])
+    return ", ".join("–".join(map(str, span)) for span in spans)
 
 
 def format_left_out(summary: Mapping[str, Any]) -> str:

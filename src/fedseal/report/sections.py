@@ -2,16 +2,20 @@
 
 import shlex
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
+from itertools import islice
 
 from fedseal.report import charts
 from fedseal.report.charts import Points
-from fedseal.report.page import section, table
-from fedseal.report.run import Run, finite_points, format_left_out
-from fedseal.report.titles import accuracy_title, heading, metric_title
+from fedseal.report.page import notes, section, table
+from fedseal.report.run import Run, finite_points, format_left_out, format_rounds
+from fedseal.report.titles import EXPLANATIONS, accuracy_title, heading, metric_title, model_of
 from fedseal.run_setup import images_are_elsewhere
 from fedseal.storage.accuracies import judged_by
+
+COUNTS, RATES = "Images that clients learn from", "Correct labels"
+SKIPPED_SHOWN = 100
 
 
 def accuracy_sections(run: Run) -> list[str]:
@@ -37,8 +41,12 @@ def accuracy_sections(run: Run) -> list[str]:
         series[f"Server-SL, {accuracy_title(name)}"] = finite_points(events, name)
     return [
         section("Accuracy", text + table(rows)),
-        section("Accuracy by round", charts.line_chart(series, percent=True)),
+        section("Accuracy by round", charts.line_chart(series, percent=True) + _model_notes(run.accuracies)),
     ]
+
+
+def _model_notes(accuracies: Iterable[str]) -> str:
+    return notes(EXPLANATIONS[model_of(name)] for name in accuracies)
 
 
 def accuracy_comparison(runs: Mapping[str, Run]) -> list[str]:
@@ -57,7 +65,7 @@ def accuracy_comparison(runs: Mapping[str, Run]) -> list[str]:
     for name in names:
         series = {label: run.points(name) for label, run in runs.items()}
         title = f"Accuracy by round: {accuracy_title(name)}"
-        sections.append(section(title, charts.line_chart(series, percent=True)))
+        sections.append(section(title, charts.line_chart(series, percent=True) + _model_notes([name])))
     return sections
 
 
@@ -71,32 +79,51 @@ def method_sections(runs: Mapping[str, Run]) -> list[str]:
     rates: dict[str, Points] = {}
     numbers: dict[str, dict[str, Points]] = defaultdict(dict)
     lists: dict[str, dict[str, Points]] = {}
+    explained: dict[str, list[str]] = defaultdict(list)  # by heading
     for label, run in runs.items():
         for name, kind in run.metrics.items():
             title = metric_title(run.method, name)
             if kind == "count":
+                above = COUNTS
                 counts[_join(label, title)] = run.points(name)
             elif kind == "number":
-                numbers[title][label or title] = run.points(name)
+                above = f"{heading(title)} by round"
+                numbers[above][label or title] = run.points(name)
             else:
-                lists[f"{heading(title)} by class" + (f": {label}" if label else "")] = run.points_by_class(
-                    name
-                )
+                above = f"{heading(title)} by class" + (f": {label}" if label else "")
+                lists[above] = run.points_by_class(name)
+            if name in run.method.explanations:
+                explained[above].append(run.method.explanations[name])
         for name in run.correct_rates:
             rates[_join(label, metric_title(run.method, name))] = run.points(f"{name}_correct")
-    sections = [(title, charts.line_chart(series)) for title, series in lists.items() if any(series.values())]
-    if any(counts.values()):
-        sections.append(("Images that clients learn from", charts.line_chart(counts)))
-    if any(rates.values()):
-        sections.append(("Correct labels", charts.line_chart(rates, percent=True)))
-    for title, series in numbers.items():
-        if any(series.values()):
-            sections.append((f"{heading(title)} by round", charts.line_chart(series)))
-    return [section(title, chart) for title, chart in sections]
+    explained[RATES].append("The share of these labels that is correct. Only a simulation can know it.")
+    charted = [*lists.items(), (COUNTS, counts), (RATES, rates), *numbers.items()]
+    return [
+        section(title, charts.line_chart(series, percent=title == RATES) + notes(explained[title]))
+        for title, series in charted
+        if any(series.values())
+    ]
 
 
 def _join(label: str, title: str) -> str:
     return f"{label}, {title}" if label else title
+
+
+def problems_section(run: Run, skipped: Mapping[str, str]) -> list[str]:
+    """The clients that were left out of rounds, and the files that were skipped, with the reasons."""
+    content = ""
+    if run.left_out:
+        rounds: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for event in run.left_out:
+            rounds[event["client"], event["reason"]].append(event["t"])
+        rows = [[client, format_rounds(found), reason] for (client, reason), found in rounds.items()]
+        content += "<h3>Clients left out of a round</h3>" + table([["client", "rounds", "reason"], *rows])
+    if skipped:
+        rows = [[file, reason] for file, reason in islice(skipped.items(), SKIPPED_SHOWN)]
+        content += f"<h3>Skipped files ({len(skipped)})</h3>" + table([["file", "reason"], *rows])
+        if len(skipped) > len(rows):
+            content += f"<p>The first {len(rows)} of {len(skipped)} files.</p>"
+    return [section("Problems", f'<div class="text">{content}</div>')] if content else []
 
 
 def reproduction_section(run: Run) -> str:

@@ -14,6 +14,7 @@ from fedseal.report.sections import (
     accuracy_comparison,
     accuracy_sections,
     method_sections,
+    problems_section,
     reproduction_section,
 )
 from fedseal.run_setup import RunSetup, images_are_elsewhere
@@ -33,6 +34,7 @@ def write_report(
     run = Run.read(folder)
     sections = [*accuracy_sections(run), *method_sections({"": run})]
     sections += image_sections(run, setup, memories) if setup else []
+    sections += problems_section(run, setup.federation.pool.skipped if setup else {})
     path = path or folder / "report.html"
     title = f"{run.name}: {run.config.data.source}"
     write_atomic(path, render_page(title, [*sections, reproduction_section(run)]))
