@@ -1,5 +1,6 @@
 """Semi-supervised federated learning with the labels at the server."""
 
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from fedseal.system.lazy import import_object
@@ -8,19 +9,34 @@ if TYPE_CHECKING:
     from fedseal.config.config import Config
     from fedseal.config.load import load_config
     from fedseal.errors import UserError
-    from fedseal.storage.model_file import Classifier, load
+    from fedseal.storage.classifier import Classifier, Predictions
+    from fedseal.storage.export import export
+    from fedseal.storage.model_file import load
     from fedseal.storage.run_folder import Result
     from fedseal.training.evaluate import evaluate
     from fedseal.training.train import train
 
-__all__ = ["Classifier", "Config", "Result", "UserError", "evaluate", "load", "load_config", "train"]
+__all__ = [
+    "Classifier",
+    "Config",
+    "Predictions",
+    "Result",
+    "UserError",
+    "evaluate",
+    "export",
+    "load",
+    "load_config",
+    "train",
+]
 
 _PATHS = {
-    "Classifier": "fedseal.storage.model_file:Classifier",
+    "Classifier": "fedseal.storage.classifier:Classifier",
     "Config": "fedseal.config.config:Config",
+    "Predictions": "fedseal.storage.classifier:Predictions",
     "Result": "fedseal.storage.run_folder:Result",
     "UserError": "fedseal.errors:UserError",
     "evaluate": "fedseal.training.evaluate:evaluate",
+    "export": "fedseal.storage.export:export",
     "load": "fedseal.storage.model_file:load",
     "load_config": "fedseal.config.load:load_config",
     "train": "fedseal.training.train:train",
@@ -29,10 +45,12 @@ _PATHS = {
 
 def __getattr__(name: str) -> Any:
     """Imports on first use, since PyTorch takes seconds to load."""
+    if name == "__version__":
+        return version("fedseal")
     if name not in _PATHS:
         raise AttributeError(f"module 'fedseal' has no attribute {name!r}")
     return import_object(_PATHS[name])
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, "__version__"]

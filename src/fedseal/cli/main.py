@@ -41,6 +41,7 @@ app.command(epilog="Example:  fedseal report runs/demo-seed0 runs/demo-semifl-se
     runs.report
 )
 app.command(epilog="Example:  fedseal predict runs/demo-seed0 shoe.png shirt.jpg")(runs.predict)
+app.command(epilog="Example:  fedseal export runs/demo-seed0 --format onnx --out model")(runs.export)
 app.add_typer(data.app, name="data")
 app.command(epilog="Example:  fedseal reproduce table-fmnist-lenet --seeds 3 --jobs 2")(reproduce.reproduce)
 deploy.add_to(app)

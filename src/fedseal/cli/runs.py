@@ -1,4 +1,4 @@
-"""The commands evaluate, report and predict, for finished runs."""
+"""The commands evaluate, report, predict and export, for finished runs."""
 
 import csv
 import io
@@ -15,10 +15,12 @@ from fedseal.system.lazy import LazyModule
 
 if TYPE_CHECKING:
     from fedseal.report import write
+    from fedseal.storage import export as exporting
     from fedseal.storage import model_file
     from fedseal.training import evaluate as evaluation
 else:
     evaluation = LazyModule("fedseal.training.evaluate")
+    exporting = LazyModule("fedseal.storage.export")
     model_file = LazyModule("fedseal.storage.model_file")
     write = LazyModule("fedseal.report.write")
 
@@ -62,30 +64,67 @@ def predict(
     adapt: Annotated[
         bool, typer.Option("--adapt", help="Estimate how often each class occurs here, and use it.")
     ] = False,
+    min_confidence: Annotated[
+        float,
+        typer.Option(
+            metavar="P",
+            help="Give no class to images with a lower confidence (0 to 1): they are 'unsure', with an empty"
+            " class in the CSV file.",
+        ),
+    ] = 0.0,
     out: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Write file, class and confidence as CSV.")
     ] = None,
 ) -> None:
     """Predict the class of images, with the model's confidence.
 
+    Folders are searched with all folders below. Files that are not readable images are named and skipped.
+
     Where classes are mixed otherwise than in the server's images, --adapt makes better predictions: it
     estimates the mix of all given images together, without labels. It needs some twenty images or more.
     """
     model = model_file.load(run)
-    found = model.predict(images, adapt=adapt)
+    found = model.predict(
+        images, adapt=adapt, min_confidence=min_confidence, skip=len(images) > 1, progress=True
+    )
     rows = list(zip(found.files, found.labels, found.confidences, strict=True))
     if out is not None:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["file", "class", "confidence"])
         writer.writerows((file, name, f"{confidence:.4f}") for file, name, confidence in rows)
-        write_atomic(out, text.getvalue())
+        write_atomic(out, text.getvalue().encode("utf-8", "surrogateescape"))  # names need not be UTF-8
         console.print(f"{len(rows):,} predictions: {escape(str(out))}", soft_wrap=True)
     else:
         for file, name, confidence in rows:
-            console.print(f"{escape(str(file))}  [bold]{escape(name)}[/]  {confidence:.1%}", soft_wrap=True)
+            shown = f"[bold]{escape(name)}[/]" if name else "[dim]unsure[/]"
+            console.print(f"{escape(printable(file))}  {shown}  {confidence:.1%}", soft_wrap=True)
     if adapt:
         table = Table("class", "share, as seen plainly", "share, as estimated", box=None, header_style="bold")
         for name, plain, share in zip(model.classes, found.plain_mix, found.mix, strict=True):
             table.add_row(escape(name), f"{plain:.1%}", f"{share:.1%}")
         console.print(table)
+
+
+def printable(file: Path | None) -> str:
+    """A file's name for the terminal, even if the name is not valid UTF-8."""
+    return str(file).encode("utf-8", "backslashreplace").decode()
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    format: Annotated[
+        str, typer.Option(metavar="FORMAT", help="onnx (needs the extra 'onnx'), torchscript or safetensors.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write. It must not exist.")],
+    licence: Annotated[
+        str, typer.Option(metavar="TEXT", help="The licence of the model, for its card.")
+    ] = "not stated",
+) -> None:
+    """Write a run's model for use without fedseal, with a model card.
+
+    The folder holds the model, model.json (classes, input and calibration) and README.md, the card. It shows
+    how to use the model in five lines of Python.
+    """
+    folder = exporting.export(run, format, out, licence=licence)
+    typer.echo(f"model card: {folder / 'README.md'}")

@@ -20,29 +20,43 @@ from fedseal.data.pool import Pixels
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
 
-def decode_image(file: Path | bytes, size: int | None, channels: int | None) -> Pixels:
+# A file, its content, an image of Pillow, or an array: uint8 [H, W] or [H, W, C].
+ImageSource = Path | bytes | Image.Image | Pixels
+
+
+def decode_image(source: ImageSource, size: int | None, channels: int | None) -> Pixels:
     """One image as [C, H, W]; None keeps the image's own size or channels. Raises what Pillow raises."""
-    with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS) as opened:
-        image: Image.Image = ImageOps.exif_transpose(opened)
-        if image.mode.startswith("I;16"):  # convert() would clip at 255
-            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        grey = channels == 1 if channels else image.mode in ("1", "L", "LA", "I", "F")
-        image = image.convert("L" if grey else "RGB")
-        if size is not None and image.size != (size, size):
-            image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
-        pixels = np.asarray(image)
+    if isinstance(source, Image.Image):
+        return _prepare(source, size, channels)
+    if isinstance(source, np.ndarray):
+        return _prepare(
+            Image.fromarray(source.squeeze(2) if source.shape[2:] == (1,) else source), size, channels
+        )
+    with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as opened:
+        return _prepare(opened, size, channels)
+
+
+def _prepare(opened: Image.Image, size: int | None, channels: int | None) -> Pixels:
+    image: Image.Image = ImageOps.exif_transpose(opened)
+    if image.mode.startswith("I;16"):  # convert() would clip at 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    grey = channels == 1 if channels else image.mode in ("1", "L", "LA", "I", "F")
+    image = image.convert("L" if grey else "RGB")
+    if size is not None and image.size != (size, size):
+        image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+    pixels = np.asarray(image)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def decode_images(
-    files: Sequence[Path] | Sequence[bytes],
+    files: Sequence[ImageSource],
     size: int | None,
     channels: int | None,
     workers: int | None = None,
 ) -> Iterator[Pixels | Exception]:
     """Decodes in threads (Pillow releases the GIL), in order. A broken file yields its exception."""
 
-    def attempt(file: Path | bytes) -> Pixels | Exception:
+    def attempt(file: ImageSource) -> Pixels | Exception:
         try:
             return decode_image(file, size, channels)
         except Exception as error:  # Pillow raises many different exceptions on broken files
@@ -57,4 +71,6 @@ def failure_reason(error: Exception) -> str:
     """A short reason; Pillow's own message would repeat the path."""
     if isinstance(error, UnidentifiedImageError):
         return "unknown format"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedseal.config.sections import DataSettings
 from fedseal.data import cache
-from fedseal.data.decode import decode_image, decode_images, failure_reason
+from fedseal.data.decode import decode_images, failure_reason
 from fedseal.data.pool import Pixels, Pool, PoolPart, join_parts
 from fedseal.errors import UserError
 from fedseal.system.progress import progress_bar
@@ -32,34 +32,6 @@ def load_folders(data: DataSettings, progress: bool) -> Pool:
         channels=data.channels or DEFAULT_CHANNELS,
         progress=progress,
     )
-
-
-def read_image(path: Path, size: int, channels: int) -> Pixels:
-    """One image as uint8 [C, size, size]."""
-    try:
-        return decode_image(path, size, channels)
-    except FileNotFoundError as error:
-        raise UserError(f"There is no image {path}: check the path.") from error
-    except Exception as error:  # Pillow raises many different exceptions on broken files
-        raise UserError(
-            f"{path} is not a readable image ({failure_reason(error)}): give another file."
-        ) from error
-
-
-def read_images(paths: Sequence[Path], *, size: int, channels: int) -> tuple[list[Path], Pixels]:
-    """Image files, and all images in folders and below; in a folder, files that are no images are skipped."""
-    files: list[Path] = []
-    pixels: list[Pixels] = [np.zeros((0, channels, size, size), np.uint8)]
-    for path in paths:
-        if path.is_dir():
-            inside = _files(path)
-            images, kept, _ = _decode_all(inside, size, channels, None, True)
-            files += [inside[i] for i in kept]
-            pixels.append(images)
-        else:
-            files.append(path)
-            pixels.append(read_image(path, size, channels)[None])
-    return files, np.concatenate(pixels)
 
 
 def read_labelled(
@@ -83,7 +55,7 @@ def read_labelled(
         )
     elif not found:
         raise UserError(f"{folder} has no folders: put its images into one folder for each class.")
-    files = [(file, classes.index(name)) for name in found for file in _files(folder / name)]
+    files = [(file, classes.index(name)) for name in found for file in list_files(folder / name)]
     pixels, kept, skipped = _decode_all([file for file, _ in files], size, channels, workers, progress)
     labels = np.array([files[i][1] for i in kept], dtype=np.int64)
     for name in found:
@@ -104,7 +76,7 @@ def read_unlabelled(
     """All images in a client's folder and below."""
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}: check the path.")
-    pixels, kept, skipped = _decode_all(_files(folder), size, channels, workers, progress)
+    pixels, kept, skipped = _decode_all(list_files(folder), size, channels, workers, progress)
     if not kept:
         raise UserError(
             f"Client '{folder.name}' has no readable image: add images to {folder}, or remove it."
@@ -149,7 +121,7 @@ def read_folders(
 
     parts = [path / name for name in ("server", "clients", "validation", "test") if (path / name).is_dir()]
     found = [part / name for part in parts for name in _subfolders(part)]  # a new one may be empty
-    files = [file for folder in found for file in _files(folder)]
+    files = [file for folder in found for file in list_files(folder)]
     key = cache.own_images_key("folders", path, [*found, *files], size, channels)
     pool = cache.load_cached(key)
     if pool is not None and pool.skipped:  # building the pool names each of them
@@ -168,7 +140,7 @@ def _subfolders(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
 
 
-def _files(folder: Path) -> list[Path]:
+def list_files(folder: Path) -> list[Path]:
     """All files in a folder and below, except hidden ones, in the same order on every machine."""
     found = []
     for where, subfolders, names in os.walk(folder):

@@ -2,8 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,15 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_safetensors
-from torch import Tensor
 
 from fedseal import weights
 from fedseal.config.sections import ModelSettings
-from fedseal.data.folders import read_images
 from fedseal.errors import UserError
-from fedseal.label_shift import Calibration, calibrate, estimate_mix, posterior
-from fedseal.learn import INFERENCE_BATCH, predict_logits
-from fedseal.models import Network, build_network
+from fedseal.label_shift import Calibration, calibrate
+from fedseal.learn import predict_logits
+from fedseal.models import build_network
 from fedseal.run_setup import RunSetup
+from fedseal.storage.classifier import Classifier
 from fedseal.system.files import write_atomic
 
 
@@ -45,60 +43,6 @@ def save_model(path: Path, values: weights.Tensors, setup: RunSetup) -> None:
         "version": version("fedseal"),
     }
     write_atomic(path, bytes(save_safetensors(values, {"fedseal": json.dumps(about)})))
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """The classes of some images, and how often each class occurs among them."""
-
-    files: list[Path]
-    labels: list[str]
-    confidences: list[float]
-    plain_mix: list[float]  # by the class that the model finds most probable
-    mix: list[float]  # as estimated; without adapting, the same as `plain_mix`
-
-
-@dataclass(frozen=True)
-class Classifier:
-    """A trained model, ready for use."""
-
-    model: Network
-    classes: tuple[str, ...]
-    channels: int
-    size: int
-    calibration: Calibration | None = None  # files written before version 0.2 have none
-
-    @torch.inference_mode()
-    def __call__(self, images: Tensor) -> Tensor:
-        """Confidences [n, M] of uint8 images [n, C, H, W]."""
-        confidences: Tensor = self.model(images).softmax(dim=1)
-        return confidences
-
-    def predict(self, paths: Sequence[str | os.PathLike[str]], *, adapt: bool = False) -> Predictions:
-        """Classes of image files, and of all images in folders.
-
-        With `adapt`, the class mix of all of them is estimated and used (docs/label-shift.md).
-        """
-        files, pixels = read_images([Path(path) for path in paths], size=self.size, channels=self.channels)
-        if not files:
-            raise UserError(f"There are no images in {', '.join(map(str, paths))}: check the path.")
-        logits = self._logits(torch.from_numpy(pixels))
-        probs = logits.softmax(dim=1)
-        counts = probs.argmax(dim=1).bincount(minlength=len(self.classes)).double()
-        plain_mix = mix = counts / counts.sum()
-        if adapt:
-            if self.calibration is None:
-                raise UserError("The model has no calibration, since its version is older: train it again.")
-            probs = self.calibration.probs(logits)
-            mix = estimate_mix(probs, self.calibration)
-            probs = posterior(probs, self.calibration.mix, mix)
-        confidences, best = probs.max(dim=1)
-        labels = [self.classes[m] for m in best.tolist()]
-        return Predictions(files, labels, confidences.tolist(), plain_mix.tolist(), mix.tolist())
-
-    @torch.inference_mode()
-    def _logits(self, images: Tensor) -> Tensor:
-        return torch.cat([self.model(some) for some in images.split(INFERENCE_BATCH)])
 
 
 def load(run: str | os.PathLike[str]) -> Classifier:

@@ -4,9 +4,10 @@ import errno
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from fedseal.errors import FolderInUseError, UserError
 
@@ -31,6 +32,20 @@ def write_atomic(path: Path, data: bytes | str) -> None:
             raise
     except OSError as error:
         raise cannot_write(path, error) from error
+
+
+def write_new_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Writes a new folder through a temporary one beside it, so that it is never half-written."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as work:
+            new = Path(work, folder.name)  # with the usual permissions, unlike the temporary folder
+            new.mkdir()
+            for name, content in files.items():
+                (new / name).write_bytes(content)
+            new.rename(folder)
+    except OSError as error:
+        raise UserError(f"Cannot write {folder} ({error.strerror}): choose another folder.") from error
 
 
 @contextmanager

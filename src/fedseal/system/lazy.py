@@ -6,6 +6,8 @@ from typing import Any
 
 from fedseal.errors import UserError
 
+EXTRAS = {"onnx": "onnx", "onnxscript": "onnx"}  # by package; all others belong to 'flower'
+
 
 class LazyModule:
     """Stands for a module that is imported when it is first used."""
@@ -30,4 +32,5 @@ def _import(name: str) -> ModuleType:
         missing = (error.name or "").partition(".")[0]
         if missing == "fedseal":
             raise
-        raise UserError(f"{missing} is not installed: install fedseal with its extra 'flower'.") from error
+        extra = EXTRAS.get(missing, "flower")
+        raise UserError(f"{missing} is not installed: install fedseal with its extra '{extra}'.") from error
