@@ -147,7 +147,7 @@ def test_predict_refuses_a_corrupt_image_and_a_missing_one(
     fedseal("predict", finished, image).refuses(f"{image} is not a readable image")
     empty = tmp_path / "empty"
     empty.mkdir()
-    fedseal("predict", finished, empty).refuses(f"There are no images in {empty}: check the path.")
+    fedseal("predict", finished, empty).refuses(f"There are no readable images in {empty}: check the path.")
 
 
 def test_predict_refuses_anything_but_a_model(fedseal: Command, finished: Path, tmp_path: Path) -> None:

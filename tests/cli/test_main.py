@@ -27,7 +27,10 @@ from fedseal.training.train import train
 
 PROGRAM = Path(sys.executable).with_name("fedseal")
 
-COMMANDS = ["train", "presets", "show", "evaluate", "predict", "data", "data list", "data get", "data show"]
+COMMANDS = [
+    *("train", "presets", "show", "evaluate", "report", "predict", "export", "reproduce"),
+    *("data", "data list", "data get", "data show"),
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -198,6 +201,42 @@ def test_image_folders_from_training_to_prediction(
     assert f"{len(rows)} predictions" in answer.out and "as estimated" in answer.out
     for name, share in zip(sorted(SHAPES), found.mix, strict=True):
         assert f"{share:.1%}" in next(line for line in answer.out.splitlines() if line.split()[0] == name)
+
+
+def test_predict_skips_other_files_and_marks_unsure_images(
+    fedseal: Command, finished: Path, shapes: Path, tmp_path: Path
+) -> None:
+    text, gone, out = shapes / "test" / "notes.txt", tmp_path / "gone.png", tmp_path / "out.csv"
+    text.write_text("no image")
+    folder = shapes / "test"
+    found = model_file.load(finished).predict(folder)
+    limit = sorted(found.confidences)[7]
+    answer = fedseal("predict", finished, gone, folder, "--min-confidence", limit, "--csv", out)
+    assert (answer.code, answer.out) == (0, f"15 predictions: {out}\n")
+    assert answer.err == (
+        f"warning: skipped {gone}: not a readable image (No such file or directory)\n"
+        f"warning: skipped {text}: not a readable image (unknown format)\n"
+    )
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    unsure = [confidence < limit for confidence in found.confidences]
+    assert [row["class"] == "" for row in rows] == unsure and unsure.count(True) == 7
+    lines = fedseal("predict", finished, folder, "--min-confidence", limit).out.splitlines()
+    assert ["  unsure  " in line for line in lines] == unsure
+    assert "unsure" in fedseal("predict", "--help").out
+
+    fedseal("predict", finished, folder, "--min-confidence", "2").refuses("must be between 0 and 1, not 2.0")
+    answer = fedseal("predict", finished, gone, text)
+    assert answer.code == 2 and answer.err.count("\n") == 3
+    assert answer.err.endswith(f"error: There are no readable images in {gone}, {text}: check the path.\n")
+
+
+def test_predict_file_name_that_is_not_utf8(fedseal: Command, finished: Path, tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.png")
+    Image.new("L", (28, 28)).save(tmp_path / name)
+    assert "caf\\udce9.png  " in fedseal("predict", finished, tmp_path).out
+    assert fedseal("predict", finished, tmp_path, "--csv", tmp_path / "out.csv").code == 0
+    assert b"caf\xe9.png," in (tmp_path / "out.csv").read_bytes()
 
 
 def test_image_folders_without_test_images(

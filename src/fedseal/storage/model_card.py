@@ -181,4 +181,4 @@ predict with the local mix. `calibration` in `model.json` has the values for it:
 
 An unknown local mix can be estimated from twenty or more unlabelled images. Start with `mix`, apply step 2 to
 all images, take the mean of the results as the next local mix, and repeat until it stays the same.
-`fedseal predict --adapt` does all of this and is more careful with few images (docs/label-shift.md in fedseal)."""
+`fedseal predict --adapt` does all of this, with more care for few images (fedseal's docs/label-shift.md)."""
