@@ -84,9 +84,8 @@ def predict(
     estimates the mix of all given images together, without labels. It needs some twenty images or more.
     """
     model = model_file.load(run)
-    found = model.predict(
-        images, adapt=adapt, min_confidence=min_confidence, skip=len(images) > 1, progress=True
-    )
+    skip = len(images) > 1  # otherwise the one file's own error says what is wrong with it
+    found = model.predict(images, adapt=adapt, min_confidence=min_confidence, skip=skip, progress=True)
     rows = list(zip(found.files, found.labels, found.confidences, strict=True))
     if out is not None:
         text = io.StringIO()

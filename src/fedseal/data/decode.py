@@ -29,9 +29,8 @@ def decode_image(source: ImageSource, size: int | None, channels: int | None) ->
     if isinstance(source, Image.Image):
         return _prepare(source, size, channels)
     if isinstance(source, np.ndarray):
-        return _prepare(
-            Image.fromarray(source.squeeze(2) if source.shape[2:] == (1,) else source), size, channels
-        )
+        pixels = source.squeeze(2) if source.shape[2:] == (1,) else source
+        return _prepare(Image.fromarray(pixels), size, channels)
     with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as opened:
         return _prepare(opened, size, channels)
 
