@@ -177,3 +177,13 @@ def own_method(tmp_path: Path) -> Path:
     path = tmp_path / "fedprox.py"
     path.write_text(text, "utf-8")
     return path
+
+
+@pytest.fixture
+def own_network(tmp_path: Path) -> Path:
+    """The first example of docs/new-model.md, as a file."""
+    page = Path(__file__).parents[1] / "docs" / "new-model.md"
+    text = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)[0]
+    path = tmp_path / "my_net.py"
+    path.write_text(text, "utf-8")
+    return path

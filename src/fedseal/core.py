@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fedseal.aggregate import Aggregation
 from fedseal.config.sections import BootstrapSettings, Settings, TrainingSettings
-from fedseal.data.augment import Augmenter
 from fedseal.models import Network
 from fedseal.weights import Tensors
 
@@ -81,7 +80,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Images:
-    """Images [n, C, H, W] as uint8."""
+    """Images [n, C, H, W] as uint8, or with `model.freeze` their features [n, views, F]."""
 
     pixels: Tensor
 
@@ -109,6 +108,14 @@ def ignore_labels(name: str, rows: Tensor, labels: Tensor, *, complementary: boo
     """Outside a simulation nobody knows the true labels."""
 
 
+class Augment(Protocol):
+    """Weak and strong augmentation of a batch: of images, or of features with `model.freeze`."""
+
+    def weak(self, images: Tensor, generator: torch.Generator) -> Tensor: ...
+
+    def strong(self, images: Tensor, generator: torch.Generator) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class Participant:
     """The server or one client: its images, its settings, and a network to work with."""
@@ -117,7 +124,7 @@ class Participant:
     model: Network  # scratch space: methods load weights into it
     data: Images
     training: TrainingSettings
-    augment: Augmenter
+    augment: Augment
     seed: int
     device: torch.device
     classes: int

@@ -1,37 +1,47 @@
-"""The paper's networks: LeNet, ResNet-9 (from the table in its appendix) and ResNet-18.
+"""Networks: the paper's LeNet, ResNet-9 (from the table in its appendix) and ResNet-18; pretrained; your own.
 
 Every network takes images as uint8 (or as floats from 0 to 255) and normalises them itself. Mean and standard
-deviation are buffers, so a file with the weights is all that is needed for predictions. To add a network,
-write its class and add the class to `MODELS`.
+deviation are buffers, so a file with the weights is all that is needed for predictions. docs/new-model.md
+shows how to use a network of your own. To add one to the package, write its class and add it to `MODELS`.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import max_pool2d, relu
+from torch.nn.functional import interpolate, max_pool2d, relu
 
 from fedseal.config.sections import ModelSettings
 from fedseal.errors import UserError
+from fedseal.pretrained import efficientnet_lite0, load_weights
+from fedseal.system.own_code import load_own, split_path
 
 Norm = Literal["none", "batch", "group"]
 
 
 class Network(nn.Module):
-    """Normalisation of the images, followed by one of the networks in `MODELS`."""
+    """Normalisation of the images, followed by a network such as those in `MODELS`.
+
+    With `resize`, images are enlarged to that size first.
+    """
 
     mean: Tensor
     std: Tensor
+    loaded = ""  # what was loaded from `model.weights`
 
-    def __init__(self, body: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(self, body: nn.Module, mean: Sequence[float], std: Sequence[float], resize: int = 0) -> None:
         super().__init__()
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
         self.body = body
+        self.resize = resize
 
     def forward(self, images: Tensor) -> Tensor:
         x = (images - self.mean) / self.std
+        if self.resize:
+            x = interpolate(x, size=(self.resize, self.resize), mode="bilinear")
         logits: Tensor = self.body(x.contiguous(memory_format=torch.channels_last))
         return logits
 
@@ -172,7 +182,9 @@ MODELS: dict[str, Callable[[int, int, int, ModelSettings], nn.Module]] = {
     "lenet": LeNet,
     "resnet9": ResNet9,
     "resnet18": ResNet18,
+    "efficientnet-lite0": efficientnet_lite0,
 }
+PRETRAINED = ("efficientnet-lite0",)  # those of them that start with trained weights
 
 
 def build_network(
@@ -185,14 +197,111 @@ def build_network(
     std: Sequence[float],
     seed: int,
 ) -> Network:
-    """A newly initialised network. The seed alone decides its weights."""
-    if settings.name not in MODELS:
-        raise UserError(f"model.name is '{settings.name}', but must be one of {', '.join(MODELS)}.")
+    """A newly initialised network, with the weights of `model.weights`. The seed alone decides the others."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = Network(MODELS[settings.name](channels, size, classes, settings), mean, std)
+        body = _build_body(settings, channels, settings.resize or size, classes)
+    network = Network(
+        body, getattr(body, "pixel_mean", mean), getattr(body, "pixel_std", std), settings.resize
+    )
     network.body.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if settings.weights:
+        network.loaded = load_weights(network, Path(settings.weights))
     return network
+
+
+def _build_body(settings: ModelSettings, channels: int, size: int, classes: int) -> nn.Module:
+    if settings.name in MODELS:
+        return MODELS[settings.name](channels, size, classes, settings)
+    found = split_path(settings.name)
+    if found is None:
+        raise UserError(
+            f"model.name is '{settings.name}', but must be one of {', '.join(MODELS)}, or FILE.py:function."
+        )
+    path, name = found
+    build = load_own(path, name)
+    if not callable(build):
+        raise UserError(f"{path} defines no function {name} that builds a network.")
+    try:
+        body: Any = build(channels, size, classes)
+        if not isinstance(body, nn.Module):
+            raise TypeError(f"it returns {type(body).__name__}, not an nn.Module")
+        body.eval()
+        with torch.no_grad():
+            shape = tuple(body(torch.zeros(2, channels, size, size)).shape)
+        if shape != (2, classes):
+            raise ValueError(
+                f"for 2 images of {channels}×{size}×{size} its output has the shape {shape}, not"
+                f" {(2, classes)}"
+            )
+    except UserError:
+        raise
+    except Exception as error:  # the user's code can raise anything
+        raise UserError(f"{name} in {path} builds no usable network: {error}.") from error
+    return body
+
+
+class Head(Network):
+    """The last layer alone, as a network that takes features: what is trained with `model.freeze`.
+
+    Features of augmented images may come with those of the image itself: [n, views, F]. The first view is
+    that of the image.
+    """
+
+    def __init__(self, classes: int, mean: Sequence[float], std: Sequence[float], seed: int) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            layer = nn.Linear(len(mean), classes)
+        super().__init__(layer, mean, std)
+        self.mean, self.std = self.mean.flatten(1), self.std.flatten(1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        x = features[:, 0] if features.dim() == 3 else features
+        logits: Tensor = self.body((x - self.mean) / self.std)
+        return logits
+
+
+class FrozenNetwork(nn.Module):
+    """A backbone that was not trained and the head that was: takes images, as every network."""
+
+    def __init__(self, backbone: Network, head: Head) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.backbone(images))
+        return logits
+
+
+def build_classifier(
+    settings: ModelSettings,
+    *,
+    channels: int,
+    size: int,
+    classes: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+) -> Network | FrozenNetwork:
+    """A network of the right shape for the weights of a trained model."""
+    shape = settings.model_copy(update={"weights": ""})
+    network = build_network(shape, channels=channels, size=size, classes=classes, mean=mean, std=std, seed=0)
+    if not settings.freeze:
+        return network
+    blank = [0.0] * make_backbone(network)
+    return FrozenNetwork(network, Head(classes, blank, blank, seed=0))
+
+
+def make_backbone(network: Network) -> int:
+    """Removes a network's last linear layer, in place. Returns the number of features that it takes."""
+    linear = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)]
+    if not linear:
+        raise UserError("model.freeze trains the last linear layer, but the network has none.")
+    parent, _, name = linear[-1].rpartition(".")
+    last = network.get_submodule(linear[-1])
+    assert isinstance(last, nn.Linear)
+    setattr(network.get_submodule(parent), name, nn.Identity())
+    network.eval().requires_grad_(False)
+    return last.in_features
 
 
 def fresh_weights(model: nn.Module, seed: int) -> None:

@@ -1,6 +1,6 @@
 """A configuration and its data: builds the network, the server and every client."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedseal import weights
 from fedseal.aggregate import Aggregation
 from fedseal.config.config import Config
 from fedseal.core import (
+    Augment,
     Images,
     LabelledImages,
     LabelledParticipant,
@@ -22,8 +24,18 @@ from fedseal.core import (
 )
 from fedseal.data.augment import Augmenter
 from fedseal.data.pool import Federation, Ints
-from fedseal.models import Network, build_network
+from fedseal.errors import UserError
+from fedseal.features import Extractor, Features, FeatureViews, extract
+from fedseal.models import MODELS, PRETRAINED, Head, Network, build_network, make_backbone
 from fedseal.system.machine import find_device
+from fedseal.weights import Tensors
+
+# Mean and deviation of the pixels of ImageNet by number of channels.
+IMAGENET = {
+    1: ([116.3], [57.1]),
+    3: ([123.7, 116.3, 103.5], [58.4, 57.1, 57.4]),
+}
+MIN_DEVIATION = 1e-3  # of a feature; some are constant on few images
 
 
 @dataclass(frozen=True)
@@ -32,6 +44,7 @@ class RunSetup:
 
     config: Config
     federation: Federation
+    features: Features | None = None  # with `model.freeze`: of all images of the federation
 
     @cached_property
     def device(self) -> torch.device:
@@ -46,21 +59,69 @@ class RunSetup:
         """What clients upload, and what the server makes of it."""
         return Aggregation()
 
+    def with_features(self, *, progress: bool = False) -> "RunSetup":
+        """With `model.freeze`, the same setup with the features of all images: from the disk, or computed."""
+        if not self.config.model.freeze:
+            return self
+        split = self.federation
+        used = [split.labelled, split.validation, *split.clients, *split.tests.values()]
+        rows = np.unique(np.concatenate(used))
+        found = extract(self.extractor(), self.config.model.views, split.pool.pixels, rows, progress=progress)
+        return replace(self, features=found)
+
+    def extractor(self) -> Extractor:
+        """The frozen part of the network, and the augmentation of the images that it sees."""
+        settings = self.config.model
+        if settings.name in MODELS and settings.name not in PRETRAINED and not settings.weights:
+            raise UserError(
+                f"model.freeze keeps the first weights of {settings.name}, but these are random: set"
+                f" model.weights, or model.name to {', '.join(PRETRAINED)}."
+            )
+        backbone = self._image_network()
+        make_backbone(backbone)
+        return Extractor(backbone, self.augmenter, self.device)
+
     def network(self) -> Network:
-        """The initial network, which normalises images by the labelled images' mean and deviation."""
-        pool = self.federation.pool
-        labelled = pool.pixels[self.federation.labelled].astype(np.float64)
+        """The initial network, or with `model.freeze` its last layer.
+
+        It normalises images, or features, by the mean and the deviation of those with labels.
+        """
+        if self.features is None:
+            return self._image_network()
+        labelled = self.features[self.federation.labelled][:, 0].double()
+        mean, std = labelled.mean(dim=0), labelled.std(dim=0, correction=0).clamp(min=MIN_DEVIATION)
+        seed = derive_seed(self.config.seed, "initial weights")
+        head = Head(len(self.federation.pool.classes), mean.tolist(), std.tolist(), seed)
+        head.loaded = self.features.loaded
+        return head.to(self.device)
+
+    def _image_network(self) -> Network:
+        pool, settings = self.federation.pool, self.config.model
         channels, size = pool.pixels.shape[1], pool.pixels.shape[2]
+        mean, std = IMAGENET[channels]  # of a pretrained network that does not say what it was trained with
+        if not settings.freeze:
+            labelled = pool.pixels[self.federation.labelled].astype(np.float64)
+            mean = labelled.mean(axis=(0, 2, 3)).tolist()
+            std = np.maximum(labelled.std(axis=(0, 2, 3)), 1.0).tolist()
         network = build_network(
-            self.config.model,
+            settings,
             channels=channels,
             size=size,
             classes=len(pool.classes),
-            mean=labelled.mean(axis=(0, 2, 3)).tolist(),
-            std=np.maximum(labelled.std(axis=(0, 2, 3)), 1.0).tolist(),
+            mean=mean,
+            std=std,
             seed=derive_seed(self.config.seed, "initial weights"),
         )
         return network.to(self.device)
+
+    def whole_model(self, values: Tensors) -> Tensors:
+        """The weights of a model that takes images: with `model.freeze`, those of backbone and head."""
+        if self.features is None:
+            return values
+        backbone = weights.get_weights(self.extractor().backbone)
+        return {f"backbone.{name}": value for name, value in backbone.items()} | {
+            f"head.{name}": value for name, value in values.items()
+        }
 
     def server(self) -> Server:
         """The server with its labelled images and its validation images."""
@@ -89,8 +150,9 @@ class RunSetup:
 
     def _common(self) -> dict[str, Any]:
         """What the server and all clients share."""
+        augment: Augment = FeatureViews(self.config.model.views) if self.features else self.augmenter
         return {
-            "augment": self.augmenter,
+            "augment": augment,
             "seed": self.config.seed,
             "device": self.device,
             "classes": len(self.federation.pool.classes),
@@ -102,7 +164,9 @@ class RunSetup:
         return self.federation.pool.labels[self.federation.clients[k]]
 
     def images(self, rows: Ints) -> Images:
-        """A copy of some images of the pool."""
+        """A copy of some images of the pool, or of their features."""
+        if self.features is not None:
+            return Images(self.features[rows])
         return Images(torch.from_numpy(np.ascontiguousarray(self.federation.pool.pixels[rows])))
 
     def labelled_images(self, rows: Ints) -> LabelledImages:

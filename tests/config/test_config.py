@@ -143,11 +143,11 @@ def test_fingerprint_covers_strong_augmentation_at_the_server() -> None:
         (
             "model.name",
             "vgg",
-            "demo: 'model.name' is 'vgg'; choose from lenet, resnet9, resnet18.",
+            "demo: 'model.name' is 'vgg'; choose from lenet, resnet9, resnet18, efficientnet-lite0, FILE",
         ),
         ("data.source", "mnist", "demo: 'data.source' is 'mnist'; choose from fashion-mnist, "),
         ("data.clients", 0, "demo: in 'data', clients must be at least 1."),
-        ("data.held_out_test", 5, "demo: in 'data', test_per_client and held_out_test exclude each other"),
+        ("model.views", 1, "demo: in 'model', views is for freeze = true"),
         ("method", "fedsael", "demo: method must be one of fedseal, "),
         ("method", ["fedseal"], "demo: method must be one of fedseal, "),
         ("method", {"name": "fedseal"}, "demo: method must be one of fedseal, "),

@@ -75,5 +75,5 @@ def test_error_names_the_unknown_preset() -> None:
         UserError, match=r"There is no preset 'fmnist-lnet' \(did you mean 'fmnist-lenet'\?\)"
     ):
         load_config("fmnist-lnet")
-    with pytest.raises(UserError, match="There is no preset 'zzz'; choose from cifar10-resnet9, demo, "):
+    with pytest.raises(UserError, match="There is no preset 'zzz'; choose from cifar10-pretrained, "):
         load_config("zzz")

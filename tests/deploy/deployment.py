@@ -109,10 +109,14 @@ class Deployment:
         options += ["--keys", self.keys] if with_keys else []
         return self.processes.start("serve", "folders", *options, *settings(self.settings), *words)
 
-    def join(self, name: str, key: Path | None = None, program: Sequence[str] = FEDSEAL) -> Process:
+    def join(
+        self, name: str, *words: object, key: Path | None = None, program: Sequence[str] = FEDSEAL
+    ) -> Process:
         options = ["--images", self.images / "clients" / name, "--memory", self.memory_folder(name)]
         options += ["--key", key or self.keys / "clients" / f"{name}.key"]
-        return self.processes.start("join", f"127.0.0.1:{self.processes.port}", *options, program=program)
+        return self.processes.start(
+            "join", f"127.0.0.1:{self.processes.port}", *options, *words, program=program
+        )
 
     def memory_folder(self, name: str) -> Path:
         return self.processes.folder / "memory" / name

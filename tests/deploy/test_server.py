@@ -34,7 +34,7 @@ def test_a_deployment_equals_the_local_engine_and_refuses_strangers(
     unregistered.write_bytes(stranger.read_bytes().replace(wrong, right))
 
     server = deployment.serve()
-    refused = [deployment.join("north", key) for key in (unregistered, stranger)]
+    refused = [deployment.join("north", key=key) for key in (unregistered, stranger)]
     assert [process.wait() for process in refused] == [2, 2]
     assert "its key is not registered" in refused[0].output
     assert "not the server that this key is for" in refused[1].output

@@ -61,7 +61,7 @@ def test_relative_path_starts_at_the_working_directory(
 @pytest.mark.parametrize(
     ("text", "word", "parts"),
     [
-        (None, "my.py:Mine", ["Cannot read the method's file", "my.py"]),
+        (None, "my.py:Mine", ["Cannot read the Python file", "my.py"]),
         ("x = (", "my.py:Mine", ["my.py", "SyntaxError"]),
         ("raise RuntimeError('no')", "my.py:Mine", ["my.py", "RuntimeError: no"]),
         ("x = 1", "my.py:Mine", ["my.py", "no class Mine"]),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedseal.deploy import keys as deploy_keys
     from fedseal.deploy import server as deploy_server
     from fedseal.deploy import superlink
+    from fedseal.engines.flower import client_app
     from fedseal.storage import run_folder
 else:
     load = LazyModule("fedseal.config.load")
@@ -26,6 +27,7 @@ else:
     deploy_keys = LazyModule("fedseal.deploy.keys")
     deploy_server = LazyModule("fedseal.deploy.server")
     superlink = LazyModule("fedseal.deploy.superlink")
+    client_app = LazyModule("fedseal.engines.flower.client_app")
     run_folder = LazyModule("fedseal.storage.run_folder")
 
 keys_app = typer.Typer(
@@ -174,6 +176,14 @@ def join(
         Path | None,
         typer.Option(metavar="FILE", help="Copy of the server's method file, if it uses its own method."),
     ] = None,
+    network: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Copy of the server's network file, if it uses its own network."),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Copy of the server's pretrained weights, if they are frozen."),
+    ] = None,
 ) -> None:
     """Take part in a run with the images of a folder, which never leave this machine.
 
@@ -188,9 +198,11 @@ def join(
         raise UserError(f"The server's address must be HOST:PORT, such as 10.0.0.1:8000, not '{server}'.")
     if not images.is_dir():
         raise UserError(f"There is no folder {images}: give the folder of this client's images.")
-    if method and not method.is_file():
-        raise UserError(f"There is no file {method}: give a copy of the server's method file.")
+    for file in (method, network, weights):
+        if file and not file.is_file():
+            raise UserError(f"There is no file {file}: give a copy of the server's file.")
     client_key = deploy_keys.read_client_key(key) if key else None
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # an orderly end, as with Ctrl-C
-    client = deploy_client.Client(server, images, memory, name or "", client_key, method)
+    files = client_app.OwnFiles(*(str(file.resolve()) if file else "" for file in (method, network, weights)))
+    client = deploy_client.Client(server, images, memory, name or "", client_key, files)
     client.join(wait, typer.echo)

@@ -4,6 +4,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import tomli_w
@@ -24,8 +25,10 @@ from fedseal.core import Method
 from fedseal.data.sources import SOURCES
 from fedseal.errors import UserError
 from fedseal.methods import METHODS
-from fedseal.methods.loader import find_method, section_name, source_hash
+from fedseal.methods.loader import find_method, section_name
 from fedseal.models import MODELS
+from fedseal.system.files import hash_file
+from fedseal.system.own_code import source_hash, split_path
 
 # Keys whose values are the names in a dictionary of the package.
 CHOICES: dict[str, Collection[str]] = {"data.source": SOURCES, "model.name": MODELS}
@@ -125,6 +128,11 @@ class Config(Settings):
         changed["options"] = method.model_dump(mode="json", exclude_defaults=True)
         if code := source_hash(self.method):
             changed["code"] = code
+        if model := changed.get("model"):  # the content of your own files counts, not their path
+            if own := split_path(self.model.name):
+                model |= {"name": own[1], "code": source_hash(self.model.name)}
+            if self.model.weights:
+                model["weights"] = hash_file(Path(self.model.weights))
         if not method.uses_clients:
             changed = {k: v for k, v in changed.items() if k not in ("cohort", "client")}
         if not method.strong_views and self.server.augment != "strong":
@@ -153,8 +161,9 @@ def parse(raw: Mapping[str, Any], where: str) -> Config:
         for path, names in CHOICES.items():
             section, key = path.split(".")
             value = getattr(getattr(config, section), key)
-            if value not in names:
-                raise UserError(f"'{path}' is '{value}'{did_you_mean(value, names)}.")
+            own = ["FILE.py:function"] if path == "model.name" else []
+            if value not in names and not (own and split_path(value)):
+                raise UserError(f"'{path}' is '{value}'{did_you_mean(value, [*names, *own])}.")
         return config
     except ValidationError as error:
         raise UserError(f"{where}: {explain(error, Config)}") from None

@@ -9,9 +9,8 @@ from typing import Any
 
 from fedseal.config.config import Config, did_you_mean, parse
 from fedseal.errors import UserError
-from fedseal.methods import METHODS
-from fedseal.methods.loader import absolute_method
 from fedseal.system.environment import set_up_process
+from fedseal.system.own_code import make_absolute, split_path
 
 PRESETS = resources.files("fedseal.config") / "presets"
 
@@ -21,10 +20,10 @@ def load_config(source: str | os.PathLike[str], overrides: Mapping[str, Any] | N
     raw = _read(source)
     for key, value in (overrides or {}).items():
         _put(raw, key, value)
-    if isinstance(raw.get("method"), str):
-        raw["method"] = absolute_method(raw["method"])
-        if raw["method"] not in METHODS:  # a file of your own, which may compute when it is loaded
-            engine = raw.get("engine")
+    for section, key in ((raw, "method"), (raw.get("model"), "name")):
+        if isinstance(section, dict) and isinstance(section.get(key), str) and split_path(section[key]):
+            section[key] = make_absolute(section[key])
+            engine = raw.get("engine")  # a file of your own may compute when it is loaded
             set_up_process(engine.get("arithmetic", "portable") if isinstance(engine, dict) else "portable")
     return parse(raw, str(source))
 
@@ -38,7 +37,7 @@ def list_presets() -> dict[str, str]:
 
 def default_method(source: str | os.PathLike[str]) -> str:
     """The method that a preset or a file names itself."""
-    return absolute_method(str(_read(source).get("method", "fedseal")))
+    return make_absolute(str(_read(source).get("method", "fedseal")))
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:

@@ -24,6 +24,11 @@ class Settings(BaseModel):
         return value
 
 
+def _absolute(path: str | os.PathLike[str]) -> str:
+    home = os.path.expanduser(path)  # noqa: PTH111 - Path.expanduser raises for an unknown user
+    return str(Path(home).absolute())
+
+
 class DataSettings(Settings):
     """The `[data]` section. The defaults are the paper's Fashion-MNIST split."""
 
@@ -45,8 +50,8 @@ class DataSettings(Settings):
     test_per_client: int = Field(
         0,
         ge=0,
-        description="test images per client, in the client's class mix, drawn from the official test set;"
-        " 0: the whole official test set",
+        description="test images per client, in the client's class mix, drawn from the test set; 0: the"
+        " whole test set",
     )
     held_out_test: int = Field(
         0,
@@ -85,8 +90,7 @@ class DataSettings(Settings):
         path = values.get("path")
         if not isinstance(path, str | os.PathLike) or not str(path):
             return values
-        home = os.path.expanduser(path)  # noqa: PTH111 - Path.expanduser raises for an unknown user
-        return values | {"path": str(Path(home).absolute())}
+        return values | {"path": _absolute(path)}
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
@@ -98,15 +102,13 @@ class DataSettings(Settings):
         for key in (*FOLDER_COUNTS, *TEST_COUNTS):
             if self.source == "folders" and getattr(self, key) != 0:
                 raise ValueError(f"{key} does not apply to folders, whose content decides it: leave it out")
-        if self.test_per_client and self.held_out_test:
-            raise ValueError("test_per_client and held_out_test exclude each other: set one of them to 0")
         return self
 
 
 class ModelSettings(Settings):
     """The `[model]` section."""
 
-    name: str = Field("lenet", description="the network")
+    name: str = Field("lenet", description="the network, or FILE.py:function for your own")
     norm: Literal["none", "batch", "group"] = Field(
         "none", description="normalisation after convolutions: none, batch or group"
     )
@@ -115,6 +117,39 @@ class ModelSettings(Settings):
         "small",
         description="first layer of ResNet-18: small (3×3, stride 1) or large (7×7, stride 2, max-pool)",
     )
+    resize: int = Field(
+        0, ge=0, le=4096, description="enlarge images to this height and width for the network; 0: do not"
+    )
+    weights: str = Field(
+        "", description="file with pretrained weights: safetensors, or a state_dict that torch.save wrote"
+    )
+    freeze: bool = Field(
+        False,
+        description="train the last layer only. The others see each image once; their output, its features,"
+        " is kept on disk and never sent",
+    )
+    views: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="with freeze: this many weakly and as many strongly augmented copies of each image, whose"
+        " features are kept; 0: no augmentation",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _make_path_absolute(cls, values: Any) -> Any:
+        """A run can then be resumed from any folder."""
+        path = values.get("weights") if isinstance(values, dict) else None
+        return (
+            values | {"weights": _absolute(path)} if path and isinstance(path, str | os.PathLike) else values
+        )
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> Self:
+        if self.views and not self.freeze:
+            raise ValueError("views is for freeze = true: without it, images are augmented afresh")
+        return self
 
 
 class AugmentSettings(Settings):

@@ -9,7 +9,7 @@ import re
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import httpx
@@ -38,7 +38,7 @@ class Client:
     memory: Path
     name: str
     key: ClientKey | None  # None: no TLS and no authentication
-    method: Path | None = None  # a copy of the file of the server's own method
+    files: client_app.OwnFiles = client_app.NO_FILES  # copies of the server's own files
 
     def join(self, wait: float, notify: Notify) -> None:
         """Takes part until the run ends. While the server is away, waits for it up to `wait` seconds."""
@@ -73,7 +73,7 @@ class Client:
         model, mix = self.memory / "model.safetensors", self.memory / f"class-mix-{safe_name}.json"
         write_atomic(model, unpack(message.content))
         try:
-            classifier = load(model)
+            classifier = load(model, self.files.network or None)
             found = classifier.predict([self.images], adapt=True)
         except UserError as error:
             notify(f"the class mix was not estimated: {error}")
@@ -88,7 +88,7 @@ class Client:
             "client": self.name,
             "images": str(self.images.resolve()),
             "memory": str(self.memory.resolve()),
-            "method": str(self.method.resolve()) if self.method else "",
+            **asdict(self.files),
         }
         context = Context(message.metadata.run_id, message.metadata.dst_node_id, settings, RecordDict(), {})
         start = time.monotonic()

@@ -17,8 +17,8 @@ from fedseal.report.charts import Floats
 from fedseal.report.page import notes, section, table
 from fedseal.report.run import Run, own_metrics
 from fedseal.run_setup import RunSetup
-from fedseal.storage.model_file import load
-from fedseal.weights import Tensors, get_weights
+from fedseal.storage.model_file import load, trained_weights
+from fedseal.weights import Tensors
 
 BINS = 10  # of the calibration
 EXAMPLES = 12  # images per group
@@ -29,7 +29,7 @@ MAX_CLIENTS = 30  # rows of the class mix
 def image_sections(run: Run, setup: RunSetup, memories: MemoryStore) -> list[str]:
     """The run's model on the images; `memories` are those of the clients."""
     federation, server = setup.federation, setup.server()
-    model = get_weights(load(run.folder).model)
+    model = trained_weights(load(run.folder).model)
     name = "test" if "test" in federation.tests else "validation"
     images = setup.labelled_images(federation.tests.get("test", federation.validation))
     probs, labels = predict(server, model, images).numpy(), images.labels.numpy()

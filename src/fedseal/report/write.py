@@ -47,7 +47,7 @@ def rewrite_report(folder: Path, path: Path | None = None) -> Path:
     config = load_config(folder / "config.toml")
     if images_are_elsewhere(config) or not (folder / "model.safetensors").exists():
         return write_report(folder, None, MemoryStore(), path)
-    setup = RunSetup(config, load_federation(config.data, config.seed))
+    setup = RunSetup(config, load_federation(config.data, config.seed)).with_features()
     file = memories_file(checkpoint_file(folder))
     store = MemoryStore(file, checkpoint_fingerprint(setup)) if file.exists() else MemoryStore()
     with closing(store) as memories, threads(config.server.threads):

@@ -36,7 +36,7 @@ IMAGES = (20, 50, 200, 1200)
 
 def measure(config: Config) -> dict[str, float]:
     """Accuracy in % on the clients' test images: plain, and with a mix from that many images."""
-    setup = RunSetup(config, load_federation(config.data, config.seed))
+    setup = RunSetup(config, load_federation(config.data, config.seed)).with_features()
     server = setup.server()
     *_, (_, w) = bootstrap(server, get_weights(server.model))
     found = {n: Evaluator(setup, server, n).measure(w) for n in IMAGES}

@@ -12,7 +12,7 @@ from fedseal.data.inputs import GivenImage, Input, list_inputs, read_batches
 from fedseal.errors import UserError
 from fedseal.label_shift import Calibration, estimate_mix, posterior
 from fedseal.learn import INFERENCE_BATCH
-from fedseal.models import Network
+from fedseal.models import FrozenNetwork, Network
 
 BATCH_BYTES = 2**21  # of decoded pixels in a batch, since large images need more memory
 
@@ -32,7 +32,7 @@ class Predictions:
 class Classifier:
     """A trained model, ready for use."""
 
-    model: Network
+    model: Network | FrozenNetwork
     classes: tuple[str, ...]
     channels: int
     size: int

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save as save_safetensors
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedseal import weights
 from fedseal.config.load import load_config
 from fedseal.errors import UserError
-from fedseal.models import Network
 from fedseal.storage.model_card import describe, write_card
 from fedseal.storage.model_file import load
 from fedseal.storage.run_folder import read_summary, require_run
@@ -70,7 +69,7 @@ def export(
     return folder
 
 
-def _export_onnx(model: Network, example: Tensor) -> Files:
+def _export_onnx(model: nn.Module, example: Tensor) -> Files:
     import_object("onnx:ModelProto")  # both are in the extra, and PyTorch needs them
     import_object("onnxscript:ir")
     program = torch.onnx.export(
@@ -87,7 +86,7 @@ def _export_onnx(model: Network, example: Tensor) -> Files:
     return {"model.onnx": proto.SerializeToString()}
 
 
-def _export_torchscript(model: Network, example: Tensor) -> Files:
+def _export_torchscript(model: nn.Module, example: Tensor) -> Files:
     traced = torch.jit.trace(model, example)
     rng = torch.Generator().manual_seed(0)
     other = torch.randint(0, 256, (3, *example.shape[1:]), generator=rng, dtype=torch.uint8)
@@ -101,7 +100,7 @@ def _export_torchscript(model: Network, example: Tensor) -> Files:
     return {"model.pt": stripped.getvalue()}
 
 
-def _export_safetensors(model: Network, example: Tensor) -> Files:
+def _export_safetensors(model: nn.Module, example: Tensor) -> Files:
     """The weights, and the network as a Python function of them."""
     program = torch.export.export(model, (example,), dynamic_shapes=ANY_BATCH)
     names = [spec.target for spec in program.graph_signature.input_specs if spec.target is not None]
@@ -113,7 +112,7 @@ def _export_safetensors(model: Network, example: Tensor) -> Files:
     return {"model.safetensors": bytes(save_safetensors(tensors)), "network.py": code.encode()}
 
 
-FORMATS: dict[str, Callable[[Network, Tensor], Files]] = {
+FORMATS: dict[str, Callable[[nn.Module, Tensor], Files]] = {
     "onnx": _export_onnx,
     "torchscript": _export_torchscript,
     "safetensors": _export_safetensors,

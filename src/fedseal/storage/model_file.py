@@ -2,6 +2,7 @@
 
 import json
 import os
+import tomllib
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -16,10 +17,11 @@ from fedseal.config.sections import ModelSettings
 from fedseal.errors import UserError
 from fedseal.label_shift import Calibration, calibrate
 from fedseal.learn import predict_logits
-from fedseal.models import build_network
+from fedseal.models import FrozenNetwork, Network, build_classifier
 from fedseal.run_setup import RunSetup
 from fedseal.storage.classifier import Classifier
 from fedseal.system.files import write_atomic
+from fedseal.system.own_code import hash_source, source_hash, split_path
 
 
 def save_model(path: Path, values: weights.Tensors, setup: RunSetup) -> None:
@@ -27,13 +29,17 @@ def save_model(path: Path, values: weights.Tensors, setup: RunSetup) -> None:
     pool, server = setup.federation.pool, setup.server()
     logits = predict_logits(server, values, server.validation)
     calibration = calibrate(logits, server.validation.labels)
+    model = setup.config.model
+    values, prefix = setup.whole_model(values), "backbone." if model.freeze else ""
     about = {
-        "model": setup.config.model.model_dump(),
+        # Weights are in this file, and paths of this machine are of no use elsewhere.
+        "model": model.model_dump() | {"weights": "", "name": Path(model.name).name},
+        "code": source_hash(model.name),
         "classes": pool.classes,
         "channels": pool.pixels.shape[1],
         "size": pool.pixels.shape[2],
-        "mean": values["mean"].flatten().tolist(),
-        "std": values["std"].flatten().tolist(),
+        "mean": values[f"{prefix}mean"].flatten().tolist(),
+        "std": values[f"{prefix}std"].flatten().tolist(),
         "calibration": {
             "temperature": calibration.temperature,
             "bias": calibration.bias.tolist(),
@@ -45,10 +51,16 @@ def save_model(path: Path, values: weights.Tensors, setup: RunSetup) -> None:
     write_atomic(path, bytes(save_safetensors(values, {"fedseal": json.dumps(about)})))
 
 
-def load(run: str | os.PathLike[str]) -> Classifier:
-    """The model of a run folder, or of a model file."""
+def load(run: str | os.PathLike[str], network: str | os.PathLike[str] | None = None) -> Classifier:
+    """The model of a run folder, or of a model file.
+
+    If it has your own network, `network` is the Python file that builds it. A run folder names that file; a
+    model file alone does not, so that it cannot make this machine run code.
+    """
     path = Path(run)
-    path = path / "model.safetensors" if path.is_dir() else path
+    if path.is_dir():
+        network = network or _own_network(path / "config.toml")
+        path = path / "model.safetensors"
     if not path.exists():
         raise UserError(f"There is no model {path}: give the folder of a finished run.")
     try:
@@ -56,20 +68,46 @@ def load(run: str | os.PathLike[str]) -> Classifier:
             about = json.loads(file.metadata()["fedseal"])
             values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         classes, channels, size = tuple(about["classes"]), int(about["channels"]), int(about["size"])
-        model = build_network(
-            ModelSettings.model_validate(about["model"]),
+        settings = ModelSettings.model_validate(about["model"])
+        if own := split_path(settings.name):
+            name = f"{_check_network(path, own[0].name, network, about['code'])}:{own[1]}"
+            settings = settings.model_copy(update={"name": name})
+        model = build_classifier(
+            settings,
             channels=channels,
             size=size,
             classes=len(classes),
             mean=about["mean"],
             std=about["std"],
-            seed=0,
         )
         weights.set_weights(model, values)
         calibration = read_calibration(about["calibration"]) if "calibration" in about else None
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"{path} is damaged, or not a fedseal model ({type(error).__name__}).") from error
     return Classifier(model.eval(), classes, channels, size, calibration)
+
+
+def _own_network(config: Path) -> Path | None:
+    """The file of your own network that a run's configuration names; None for a built-in one."""
+    try:
+        found = split_path(tomllib.loads(config.read_text("utf-8"))["model"]["name"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found[0] if found else None
+
+
+def _check_network(path: Path, name: str, network: str | os.PathLike[str] | None, expected: str) -> Path:
+    """The file of your own network, if it is the one that was trained."""
+    if network is None:
+        raise UserError(f"{path} has a network of your own: give its file {name} with --network.")
+    if hash_source(Path(network)) != expected:
+        raise UserError(f"{network} differs from the {name} that trained {path}: give that file.")
+    return Path(network)
+
+
+def trained_weights(model: Network | FrozenNetwork) -> weights.Tensors:
+    """The weights that training has changed: with `model.freeze`, those of the last layer."""
+    return weights.get_weights(model.head if isinstance(model, FrozenNetwork) else model)
 
 
 def read_calibration(about: Mapping[str, Any]) -> Calibration:

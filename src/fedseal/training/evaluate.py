@@ -16,7 +16,7 @@ from fedseal.label_shift import calibrate, estimate_mix, posterior
 from fedseal.learn import INFERENCE_BATCH, accuracy, predict_logits
 from fedseal.run_setup import RunSetup, images_are_elsewhere
 from fedseal.storage.accuracies import PREFIXES, accuracy_name
-from fedseal.storage.model_file import load
+from fedseal.storage.model_file import load, trained_weights
 from fedseal.storage.run_folder import read_summary, require_run
 from fedseal.system.environment import set_up_process
 from fedseal.system.machine import threads
@@ -88,14 +88,14 @@ def evaluate(run: str | os.PathLike[str], test: str | os.PathLike[str] | None = 
         raise UserError(
             f"The clients' images of the run in {folder} are not on this machine: give --test DIR."
         )
-    setup = RunSetup(config, load_federation(config.data, config.seed))
+    setup = RunSetup(config, load_federation(config.data, config.seed)).with_features()
     summary = read_summary(folder)
     if setup.federation.fingerprint != summary["split"]:
         raise UserError(
             f"The data have changed since the run in {folder}: restore the same images, or give --test DIR."
         )
     with threads(config.server.threads):
-        return Evaluator(setup, setup.server()).measure(weights.get_weights(model), summary["evaluate"])
+        return Evaluator(setup, setup.server()).measure(trained_weights(model), summary["evaluate"])
 
 
 def _evaluate_folder(run: Path, test: Path) -> float:

@@ -100,8 +100,10 @@ def run_training(
     if federation is None:
         federation = load_federation(config.data, config.seed, progress=not console.quiet)
     check_data(config, federation)
-    setup = RunSetup(config, federation)
+    setup = RunSetup(config, federation).with_features(progress=not console.quiet)
     server = setup.server()
+    if server.model.loaded:
+        console.print(server.model.loaded, markup=False, soft_wrap=True)
     config.selected_method().check(server)
     with lock_run(folder), threads(config.server.threads):
         return _train(setup, server, folder, console, start_engine, started)

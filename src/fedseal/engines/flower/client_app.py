@@ -6,6 +6,8 @@ kept between requests for speed.
 
 import hashlib
 import re
+import tomllib
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -24,14 +26,27 @@ from fedseal.engines.client import SimulatedClients, run_client
 from fedseal.engines.flower.task import LABEL_COUNTS, ClientTask, pack, unpack, unpack_task
 from fedseal.engines.memory import MemoryFile
 from fedseal.errors import UserError
+from fedseal.features import Features
 from fedseal.methods import METHODS
-from fedseal.methods.loader import source_hash
-from fedseal.models import Network, build_network
+from fedseal.models import MODELS, Network, build_network
 from fedseal.run_setup import RunSetup
 from fedseal.system.environment import set_up_process
 from fedseal.system.machine import versions
+from fedseal.system.own_code import hash_source
 
 app = ClientApp()
+
+
+@dataclass(frozen=True)
+class OwnFiles:
+    """A client's copies of the server's own files. Nothing else is loaded."""
+
+    method: str = ""
+    network: str = ""
+    weights: str = ""  # of a frozen network
+
+
+NO_FILES = OwnFiles()
 
 
 class TaskRefusedError(UserError):
@@ -59,7 +74,8 @@ def train(message: Message, context: Context) -> Message:
         record[LABEL_COUNTS] = ConfigRecord(dict(label_counts))
         return Message(record, reply_to=message)
     images, memory = (Path(str(settings[name])) for name in ("images", "memory"))
-    reply = run_deployed(task, request, images, memory, str(settings.get("method", "")))
+    files = OwnFiles(*(str(settings.get(name, "")) for name in ("method", "network", "weights")))
+    reply = run_deployed(task, request, images, memory, files)
     return Message(pack(reply.to_bytes()), reply_to=message)
 
 
@@ -75,31 +91,31 @@ def run_simulated(task: ClientTask, request: Packet, k: int) -> tuple[Packet, di
 @lru_cache(1)
 def _simulated_clients(task: str) -> SimulatedClients:
     config = ClientTask.model_validate_json(task).parse_config()
-    return SimulatedClients(RunSetup(config, load_federation(config.data, config.seed)))
+    return SimulatedClients(RunSetup(config, load_federation(config.data, config.seed)).with_features())
 
 
 def run_deployed(
-    task: ClientTask, request: Packet, images: Path, memory: Path, method_file: str = ""
+    task: ClientTask, request: Packet, images: Path, memory: Path, files: OwnFiles = NO_FILES
 ) -> Packet:
     """The reply of the client whose images are in a folder of this machine.
 
-    `memory` is the folder of its memory files, and `method_file` its copy of the file of your own method.
+    `memory` is the folder of its memory files.
     """
     version = versions()["fedseal"]
     if task.version != version:
         raise TaskRefusedError(
             f"the server has fedseal {task.version}, this client {version}: install the same version"
         )
-    config = _client_config(task, method_file)
+    config = _client_config(task, files)
     if not re.fullmatch("[0-9a-f]{8,64}", task.run):  # it becomes a file name
         raise TaskRefusedError("the server's run has an invalid identifier")
     method = config.selected_method()
     if method.needs_client_labels:
         raise TaskRefusedError(f"{config.method} needs labels of this client's images, which have none")
-    pool = _read_images(images, task)
-    rows = np.arange(len(pool.labels))
-    setup = RunSetup(config, Federation(pool, rows[:0], rows[:0], (rows,), (task.client,), {}))
-    network = _network(config.model, task.channels, task.size, task.classes).to(setup.device)
+    setup = _read_client(config, images, task)
+    if setup.features and setup.features.backbone != task.backbone_hash:
+        raise TaskRefusedError("the frozen weights differ from the server's: copy its --weights file again")
+    network = (setup.network() if setup.features else _network(config.model, *shape(task))).to(setup.device)
     hashed_name = hashlib.blake2b(task.client.encode(), digest_size=8).hexdigest()  # safe as a file name
     file = MemoryFile(memory / f"{task.run}-{hashed_name}.safetensors")
     reply, remembered = run_client(method, setup.client(0, network), request, file.read(), images_change=True)
@@ -107,31 +123,66 @@ def run_deployed(
     return reply
 
 
-def _client_config(task: ClientTask, method_file: str) -> Config:
-    """The run's configuration. A method is loaded only from a file that the client's user has named."""
-    name = str(task.config["method"])
-    if name in METHODS:
-        return task.parse_config()
-    if not method_file:
+def _client_config(task: ClientTask, files: OwnFiles) -> Config:
+    """The run's configuration. Code is loaded only from files that the client's user has named."""
+    raw, model = dict(task.config), dict(task.config["model"])
+    if raw["method"] not in METHODS:
+        raw["method"] = _own_copy("method", str(raw["method"]), files.method, task.method_hash)
+    if model["name"] not in MODELS:
+        model["name"] = _own_copy("network", str(model["name"]), files.network, task.network_hash)
+    if not model["freeze"]:
+        model["weights"] = ""  # all weights come with each request
+    elif model["weights"]:
+        if not files.weights:
+            raise TaskRefusedError(
+                f"the server uses the weights {model['weights']}: join with --weights and a copy of that file"
+            )
+        model["weights"] = files.weights
+    return parse(raw | {"model": model}, "the server's configuration")
+
+
+def _own_copy(kind: str, wanted: str, file: str, expected: str) -> str:
+    """FILE:name of the client's copy of a file of the server, if it is the same."""
+    if not file:
         raise TaskRefusedError(
-            f"the server uses the method {name}: join with --method and a copy of that file"
+            f"the server uses the {kind} {wanted}: join with --{kind} and a copy of that file"
         )
-    method = f"{method_file}:{name.rpartition(':')[2]}"
-    if source_hash(method) != task.method_hash:
-        raise TaskRefusedError(f"{Path(method_file).name} differs from the server's file: copy it again")
-    return parse(task.config | {"method": method}, "the server's configuration")
+    if hash_source(Path(file)) != expected:
+        raise TaskRefusedError(f"{Path(file).name} differs from the server's file: copy it again")
+    return f"{file}:{wanted.rpartition(':')[2]}"
 
 
-def _read_images(folder: Path, task: ClientTask) -> Pool:
+def _read_client(config: Config, folder: Path, task: ClientTask) -> RunSetup:
+    """This client with its images, or with their features if the network is frozen."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return _decode(folder, task.size, task.channels, task.classes, files_state(folder, files))
+    state = files_state(folder, files)
+    pool = _decode(folder, *shape(task), state)
+    rows = np.arange(len(pool.labels))
+    setup = RunSetup(config, Federation(pool, rows[:0], rows[:0], (rows,), (task.client,), {}))
+    return replace(setup, features=_features(config.to_toml(), folder, shape(task), state))
 
 
 @lru_cache(1)
-def _decode(folder: Path, size: int, channels: int, classes: int, state: str) -> Pool:
+def _decode(folder: Path, channels: int, size: int, classes: int, state: str) -> Pool:
     """The images in a folder; decoded again when `state` shows that a file has changed."""
     images = read_unlabelled(folder, size=size, channels=channels, progress=False)
     return join_parts("client", {"client": images}, tuple(map(str, range(classes))))
+
+
+@lru_cache(1)
+def _features(config: str, folder: Path, task_shape: tuple[int, int, int], state: str) -> Features | None:
+    """The features of the images in a folder, if the network is frozen."""
+    parsed, pool = (
+        parse(tomllib.loads(config), "the server's configuration"),
+        _decode(folder, *task_shape, state),
+    )
+    rows = np.arange(len(pool.labels))
+    return RunSetup(parsed, Federation(pool, rows[:0], rows[:0], (rows,), ("",), {})).with_features().features
+
+
+def shape(task: ClientTask) -> tuple[int, int, int]:
+    """The shape of a task's network: channels, size and classes."""
+    return task.channels, task.size, task.classes
 
 
 @lru_cache(1)

@@ -7,9 +7,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedseal.config.config import Config, parse
 from fedseal.config.sections import Settings
-from fedseal.methods.loader import section_name, source_hash
+from fedseal.methods.loader import section_name
 from fedseal.run_setup import RunSetup
 from fedseal.system.machine import versions
+from fedseal.system.own_code import source_hash
 
 END_OF_RUN = "end-of-run"  # the record in a server's last message to a client
 LABEL_COUNTS = "label-counts"  # the record with the label statistics of a simulated client
@@ -30,6 +31,8 @@ class ClientTask(Settings):
     config: dict[str, Any]
     arithmetic: str  # the server's, so that all compute alike
     method_hash: str = ""  # of the file of your own method; empty for a built-in method
+    network_hash: str = ""  # of the file of your own network; empty for a built-in network
+    backbone_hash: str = ""  # of the frozen weights, which are not sent
     memory_folder: str = ""  # of simulated clients only
 
     def parse_config(self) -> Config:
@@ -47,7 +50,9 @@ def make_task(setup: RunSetup, run: str, *, memory_folder: str = "") -> ClientTa
     if memory_folder:
         config |= {"data": raw["data"], "engine": raw["engine"]}
     else:
-        config["method"] = Path(method).name  # clients do not learn the server's paths
+        # Clients do not learn the server's paths.
+        config["method"] = Path(method).name
+        config["model"] = raw["model"] | {key: Path(raw["model"][key]).name for key in ("name", "weights")}
     return ClientTask(
         run=run,
         client="",
@@ -58,6 +63,8 @@ def make_task(setup: RunSetup, run: str, *, memory_folder: str = "") -> ClientTa
         config=config,
         arithmetic=setup.config.engine.arithmetic,
         method_hash=source_hash(method),
+        network_hash=source_hash(setup.config.model.name),
+        backbone_hash=setup.features.backbone if setup.features else "",
         memory_folder=memory_folder,
     )
 

@@ -1,0 +1,126 @@
+"""Your own network (the example of docs/new-model.md) and frozen networks, from training to prediction."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conftest import TINY, Command, same_weights
+from fedseal.config.load import load_config
+from fedseal.data.cache import root
+from fedseal.errors import UserError
+from fedseal.storage.events_file import read_rounds
+from fedseal.storage.model_file import load
+from fedseal.training.evaluate import evaluate
+from fedseal.training.train import train
+
+
+def settings(network: Path, **more: Any) -> dict[str, Any]:
+    return {**TINY, "server.threads": 1, "model.name": f"{network}:build", **more}
+
+
+def test_same_weights_with_workers_on_flower_and_after_a_resume(own_network: Path, tmp_path: Path) -> None:
+    train("fmnist-lenet", out=tmp_path / "one", options=settings(own_network))
+    train("fmnist-lenet", out=tmp_path / "two", options=settings(own_network, rounds=1))
+    train(
+        "fmnist-lenet",
+        out=tmp_path / "two",
+        resume=True,
+        options=settings(own_network, **{"engine.workers": 2}),
+    )
+    flower = {"engine.name": "flower", "engine.workers": 2}
+    train("fmnist-lenet", out=tmp_path / "flower", options=settings(own_network, **flower))
+    assert same_weights(tmp_path / "one", tmp_path / "two")
+    assert same_weights(tmp_path / "one", tmp_path / "flower")
+    assert "body.0.weight" in load_file(tmp_path / "one" / "model.safetensors")
+
+
+def test_fingerprint_depends_on_the_content_of_the_file(own_network: Path, tmp_path: Path) -> None:
+    before = load_config("fmnist-lenet", settings(own_network)).fingerprint()
+    moved = own_network.rename(tmp_path / "moved.py")
+    assert load_config("fmnist-lenet", settings(moved)).fingerprint() == before
+    moved.write_text(moved.read_text("utf-8") + "# changed\n", "utf-8")
+    assert load_config("fmnist-lenet", settings(moved)).fingerprint() != before
+
+
+def test_a_model_file_cannot_name_its_code(own_network: Path, tmp_path: Path, fedseal: Command) -> None:
+    run = train("fmnist-lenet", out=tmp_path / "run", options=settings(own_network)).folder
+    images = torch.randint(256, (3, 1, 28, 28), dtype=torch.uint8)
+    expected = load(run)(images)
+    moved = (run / "model.safetensors").rename(tmp_path / "alone.safetensors")
+    with pytest.raises(UserError, match=r"give its file my_net\.py with --network"):
+        load(moved)
+    assert torch.equal(load(moved, own_network)(images), expected)
+    other = tmp_path / "other.py"
+    other.write_text(own_network.read_text("utf-8") + "#", "utf-8")
+    with pytest.raises(UserError, match=r"other\.py differs from the my_net\.py that trained"):
+        load(moved, other)
+    assert str(tmp_path) not in moved.read_bytes()[:2000].decode("latin-1")
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("return 3", "it returns int, not an nn.Module"),
+        ("return nn.Flatten()", "its output has the shape (2, 784), not (2, 10)"),
+        ("raise OSError('no disk')", "no disk"),
+        ("return nn.Linear(5, 5)", "builds no usable network"),
+    ],
+)
+def test_a_network_that_cannot_be_used(tmp_path: Path, fedseal: Command, body: str, reason: str) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text(f"from torch import nn\ndef build(channels, size, classes):\n    {body}\n")
+    answer = fedseal("train", "fmnist-lenet", "--out", tmp_path / "run", options=settings(file))
+    answer.refuses("build in", "bad.py", reason)
+    assert not (tmp_path / "run" / "events.jsonl").exists()
+
+
+def test_a_file_without_the_function(own_network: Path, tmp_path: Path, fedseal: Command) -> None:
+    keys = settings(own_network) | {"model.name": f"{own_network}:make"}
+    answer = fedseal("train", "fmnist-lenet", "--out", tmp_path / "run", options=keys)
+    answer.refuses("defines no function make that builds a network")
+
+
+FROZEN = {"model.freeze": True, "model.views": 1, "server.threads": 1}
+
+
+def test_a_frozen_network_is_the_same_on_all_engines(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "fashion-mnist").symlink_to(root() / "fashion-mnist")
+    monkeypatch.setenv("FEDSEAL_DATA", str(tmp_path / "cache"))
+    keys = {**TINY, **FROZEN, "model.weights": str(finished / "model.safetensors")}
+    one = train("fmnist-lenet", out=tmp_path / "one", options=keys).folder
+    train("fmnist-lenet", out=tmp_path / "two", options=keys | {"rounds": 1})
+    train("fmnist-lenet", out=tmp_path / "two", resume=True, options=keys | {"engine.workers": 2})
+    flower = {"engine.name": "flower", "engine.workers": 2}
+    train("fmnist-lenet", out=tmp_path / "flower", options=keys | flower)
+    assert same_weights(one, tmp_path / "two") and same_weights(one, tmp_path / "flower")
+
+    # Only the last layer was trained and sent.
+    trained, start = (load_file(folder / "model.safetensors") for folder in (one, finished))
+    kept = {name.removeprefix("backbone."): value for name, value in trained.items() if "backbone." in name}
+    assert kept and all(torch.equal(value, start[name]) for name, value in kept.items())
+    assert trained["head.body.weight"].shape == (10, 84)
+    clients, sent = 3, 4 * (10 * 84 + 10 + 2 * 84)
+    assert all(sent < event["bytes_up"] / clients < 2 * sent for event in read_rounds(one))
+
+    # The model takes images, and has the accuracy that training measured.
+    assert load(one)(torch.zeros(2, 1, 28, 28, dtype=torch.uint8)).shape == (2, 10)
+    last = read_rounds(one)[-1]
+    assert evaluate(one) == {name: last[name] for name in evaluate(one)}
+
+
+def test_random_weights_are_not_frozen(tmp_path: Path, fedseal: Command) -> None:
+    answer = fedseal("train", "fmnist-lenet", "--out", tmp_path / "run", options={**TINY, **FROZEN})
+    answer.refuses("model.freeze keeps the first weights of lenet, but these are random")
+
+
+def test_training_says_what_it_loaded(finished: Path, tmp_path: Path, fedseal: Command) -> None:
+    file = finished / "model.safetensors"
+    keys = {**TINY, "rounds": 1, "model.weights": str(file)}
+    answer = fedseal("train", "fmnist-lenet", "--out", tmp_path / "run", options=keys)
+    assert answer.code == 0 and f"loaded 12 tensors from {file}" in answer.out
