@@ -7,7 +7,7 @@ import os
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 import torch
@@ -138,13 +138,12 @@ def network(weights, images):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warnings of PyTorch's exporters, which concern their own code."""
-    log = logging.getLogger("torch.onnx")
-    before = log.level
-    log.setLevel(logging.ERROR)
+    """Without the messages of PyTorch's exporters, which concern their own code."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.setLevel(before)
+        logging.disable(before)
