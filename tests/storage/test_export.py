@@ -18,9 +18,10 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from conftest import SHAPES, Command, draw
+from conftest import SHAPES, TINY, Command, draw
 from fedseal import export, load
 from fedseal.config.sections import DataSettings
+from fedseal.data.cache import root
 from fedseal.data.decode import decode_image
 from fedseal.data.sources import load_pool
 from fedseal.storage.export import FORMATS
@@ -211,6 +212,53 @@ def test_bad_format_folder_and_run(fedseal: Command, finished: Path, copy: Path,
     (copy / "model.safetensors").unlink()
     fedseal("export", copy, "--format", "safetensors", "--out", out).refuses("There is no model")
     assert not out.exists() and {path.name for path in tmp_path.iterdir()} == {"file", "run"}
+
+
+def test_own_network_frozen_and_enlarged(
+    own_network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").mkdir()  # for the features of the frozen network
+    (tmp_path / "cache" / "fashion-mnist").symlink_to(root() / "fashion-mnist")
+    monkeypatch.setenv("FEDSEAL_DATA", str(tmp_path / "cache"))
+    build: dict[str, Any] = {}
+    exec(own_network.read_text("utf-8"), build)
+    save_file(build["build"](1, 28, 10).state_dict(), tmp_path / "weights.safetensors")
+    keys = {
+        **TINY,
+        "model.name": f"{own_network}:build",
+        "model.weights": tmp_path / "weights.safetensors",
+        "model.freeze": True,
+        "model.resize": 40,
+    }
+    run = train("fmnist-lenet", out=tmp_path / "run", options=keys).folder
+    for format in FORMATS:
+        folder = export(run, format, tmp_path / format)
+        check_logits(run, reader(format, folder), fashion(6))
+        assert "| network | my_net.py:build, " in (folder / "README.md").read_text("utf-8")
+
+
+BRANCHING = """
+from torch import nn
+
+class Branching(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x.flatten(1))
+        return y if x.sum() > 0 else -y
+
+def build(channels, size, classes):
+    return Branching(channels * size * size, classes)
+"""
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_network_that_cannot_be_exported(fedseal: Command, tmp_path: Path, format: str) -> None:
+    """Tracing follows one branch only, so TorchScript would silently give wrong results."""
+    (tmp_path / "net.py").write_text(BRANCHING)
+    keys = {**TINY, "rounds": 1, "method": "server-sl", "model.name": f"{tmp_path / 'net.py'}:build"}
+    run = train("fmnist-lenet", out=tmp_path / "run", options=keys).folder
+    answer = fedseal("export", run, "--format", format, "--out", tmp_path / "model")
+    answer.refuses(f"The network in {run} cannot be exported as {format} (", "): choose another format.")
+    assert not (tmp_path / "model").exists()
 
 
 def test_missing_extra(

@@ -14,7 +14,7 @@ from fedseal.label_shift import Calibration, estimate_mix, posterior
 from fedseal.learn import INFERENCE_BATCH
 from fedseal.models import FrozenNetwork, Network
 
-BATCH_BYTES = 2**21  # of decoded pixels in a batch, since large images need more memory
+BATCH_BYTES = 2**21  # of pixels that the network sees at once, since large images need more memory
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,9 @@ class Classifier:
     @torch.inference_mode()
     def _logits(self, inputs: Sequence[Input], skip: bool, progress: bool) -> tuple[list[int], Tensor]:
         """The positions of the readable images, and their logits; the pixels of only one batch are kept."""
-        batch = max(1, min(INFERENCE_BATCH, BATCH_BYTES // (self.channels * self.size**2)))
+        network = self.model.backbone if isinstance(self.model, FrozenNetwork) else self.model
+        side = max(self.size, network.resize)
+        batch = max(1, min(INFERENCE_BATCH, BATCH_BYTES // (self.channels * side**2)))
         positions: list[int] = []
         logits: list[Tensor] = []
         for rows, pixels in read_batches(
