@@ -100,9 +100,8 @@ class RunSetup:
         channels, size = pool.pixels.shape[1], pool.pixels.shape[2]
         mean, std = IMAGENET[channels]  # of a pretrained network that does not say what it was trained with
         if not settings.freeze:
-            labelled = pool.pixels[self.federation.labelled].astype(np.float64)
-            mean = labelled.mean(axis=(0, 2, 3)).tolist()
-            std = np.maximum(labelled.std(axis=(0, 2, 3)), 1.0).tolist()
+            mean, std = pool.channel_statistics(self.federation.labelled)
+            std = [max(value, 1.0) for value in std]
         network = build_network(
             settings,
             channels=channels,

@@ -130,7 +130,7 @@ def test_full_disk_is_reported_and_nothing_is_left(home: Path, monkeypatch: pyte
     def full(self: object, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(cache._Hashing, "write", full)
+    monkeypatch.setattr(cache.HashingFile, "write", full)
     with pytest.raises(UserError, match="No space left on the disk of") as caught:
         cache.store("k", make(), "")
     assert str(home) in str(caught.value) and "FEDSEAL_DATA" in str(caught.value)
@@ -212,3 +212,78 @@ def test_files_state_depends_on_names_sizes_and_times(tmp_path: Path) -> None:
     first = state(file, b"1", 5)
     assert first == state(file, b"1", 5)
     assert len({first, state(file, b"1", 6), state(file, b"12", 5), state(other, b"1", 5)}) == 4
+
+
+def own(number: int, age: float) -> str:
+    """Stores own images of about 5 kB that were last used some seconds ago, and returns their key."""
+    key = f"folders-{number:016x}-{0:024x}"
+    cache.store(key, make(100, number), f"the folder {number}")
+    os.utime(cache.root() / key, (time.time() - age,) * 2)
+    return key
+
+
+def names() -> list[str]:
+    return [path.name for path in cache.entries()]
+
+
+def test_own_images_that_were_not_used_for_long_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new, newer = own(1, 300), own(2, 200), own(3, 100)
+    cache.store("fashion-mnist", make(1000), "")
+    os.utime(cache.root() / "fashion-mnist", (0, 0))
+    size = cache.size_of([cache.root() / old])
+    assert 100 * 3 * 4 * 4 < size < 8000
+    monkeypatch.setenv("FEDSEAL_CACHE_GB", str(3.5 * size / 1e9))
+    cache.evict()
+    assert names() == ["fashion-mnist", old, new, newer]
+    monkeypatch.setenv("FEDSEAL_CACHE_GB", str(1.5 * size / 1e9))
+    cache.evict()
+    assert names() == ["fashion-mnist", newer]
+    assert list(cache.root().glob(".work-*")) == []
+
+
+def test_pools_in_use_are_not_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = own(1, 300), own(2, 200)
+    monkeypatch.setenv("FEDSEAL_CACHE_GB", "0")
+    used = cache.load_cached(old)
+    cache.evict()
+    assert names() == [old]
+    del used
+    cache.evict()
+    assert names() == []
+
+
+def use(key: str, ready: Path) -> None:
+    pool = cache.load_cached(key)
+    ready.touch()
+    time.sleep(60)
+    assert pool is None
+
+
+def test_another_process_keeps_what_it_uses(tmp_path: Path) -> None:
+    key, ready = own(1, 0), tmp_path / "ready"
+    process = multiprocessing.get_context("fork").Process(target=use, args=(key, ready), daemon=True)
+    process.start()
+    while not ready.exists():
+        time.sleep(0.01)
+    assert not cache.remove(cache.root() / key) and names() == [key]
+    process.kill()
+    process.join()
+    assert cache.remove(cache.root() / key) and names() == []
+
+
+def test_shared_files_count_once(home: Path) -> None:
+    home.mkdir()
+    for name in ("a", "b"):
+        (home / name).mkdir()
+        (home / name / "own").write_bytes(bytes(10))
+    (home / "a" / "shared").write_bytes(bytes(1000))
+    os.link(home / "a" / "shared", home / "b" / "shared")
+    assert cache.size_of([home / "a"]) == cache.size_of([home / "b"]) == 1010
+    assert cache.size_of([home / "a", home / "b"]) == 1020
+
+
+@pytest.mark.parametrize("value", ["many", "nan", "-1"])
+def test_a_size_limit_that_is_not_a_number_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSEAL_CACHE_GB", value)
+    with pytest.raises(UserError, match=f"FEDSEAL_CACHE_GB is '{value}': set it to a number of gigabytes"):
+        cache.evict()

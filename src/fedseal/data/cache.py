@@ -1,28 +1,38 @@
-"""Decoded images on disk, memory-mapped, so that only the first start decodes them."""
+"""Decoded images on disk, memory-mapped, so that only the first start decodes them.
+
+A process holds a shared lock on the folder of a pool as long as it uses the pool's pixels.
+"""
 
 import errno
 import hashlib
 import json
 import logging
+import math
 import os
+import re
 import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from fedseal.data.pool import Pool
+from fedseal.data.pool import Pixels, Pool, SegmentedPixels
 from fedseal.errors import UserError
+from fedseal.system.files import lock_folder, lock_if_unused
 
 log = logging.getLogger("fedseal")
 
 FORMAT = 1  # raise it when the stored content changes; older caches are then rebuilt
-ARRAYS = ("pixels.npy", "labels.npy")
+OWN_IMAGES = re.compile(r"\w+-[0-9a-f]{16}-[0-9a-f]{24}")  # keys from `own_images_key`
+DEFAULT_LIMIT_GB = "20"
+
+FileState = tuple[str, int, int]  # name, size and modification time of a file
 
 
 class DiskError(UserError):
@@ -37,37 +47,71 @@ def root() -> Path:
 def get_or_build(key: str, build: Callable[[], tuple[Pool, str]]) -> Pool:
     """The pool stored under `key`. If it is missing or damaged, `build` returns a new one and its origin."""
     pool = load_cached(key)
-    return store(key, *build()) if pool is None else pool
+    if pool is None:
+        pool = store(key, *build())
+        evict()
+    return pool
 
 
 def load_cached(key: str) -> Pool | None:
     """The pool stored under `key`, with verified checksums; None if it is missing or damaged."""
     folder = root() / key
-    try:
-        about = _about(folder)
-        for name in ARRAYS:
-            with (folder / name).open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != about["sha256"][name]:
-                    raise ValueError(f"the checksum of {name} is wrong")
-        pixels, labels = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in ARRAYS)
-    except FileNotFoundError:
-        if folder.exists():
-            log.warning("the cache %s is incomplete and will be rebuilt", folder)
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        log.warning("the cache %s is damaged (%s) and will be rebuilt", folder, error)
-        return None
-    with suppress(OSError):
-        os.utime(folder)  # records the time of the last use
-    parts = {part: range(start, stop) for part, (start, stop) in about["parts"].items()}
-    classes, skipped = tuple(about["classes"]), dict(about["skipped"])
-    return Pool(about["name"], pixels, labels, classes, parts, about["flips"], skipped)
+    with ExitStack() as lock:
+        lock.enter_context(lock_folder(folder, exclusive=False))
+        try:
+            about = read_about(folder)
+            for name, checksum in about["sha256"].items():
+                verify(folder / name, checksum)
+            pixels, labels = _map_pixels(folder, about), _load(folder / "labels.npy")
+            parts = {part: range(start, stop) for part, (start, stop) in about["parts"].items()}
+            classes, skipped = tuple(about["classes"]), dict(about["skipped"])
+            pool = Pool(about["name"], pixels, labels, classes, parts, about["flips"], skipped)
+        except FileNotFoundError:
+            if folder.exists():
+                log.warning("the cache %s is incomplete and will be rebuilt", folder)
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("the cache %s is damaged (%s) and will be rebuilt", folder, error)
+            return None
+        with suppress(OSError):
+            os.utime(folder)  # records the time of the last use
+        weakref.finalize(pixels, lock.pop_all().close)
+    return pool
+
+
+def _map_pixels(folder: Path, about: Mapping[str, Any]) -> Pixels | SegmentedPixels:
+    """A plain array if possible: "pixels.npy", or the only segment if the images are in its order."""
+    if "segments" not in about:
+        pixels: Pixels = _load(folder / "pixels.npy")
+        return pixels
+    segments = [map_segment(folder / name, about["shape"]) for name in about["segments"]]
+    places = _load(folder / "places.npy")
+    if len(segments) == 1 and np.array_equal(places[:, 1], np.arange(len(segments[0]))):
+        return segments[0]
+    return SegmentedPixels(segments, places)
+
+
+def map_segment(path: Path, shape: Sequence[int]) -> Pixels:
+    """Images [N, C, H, W] in a file without a header; `shape` is [C, H, W]."""
+    number = path.stat().st_size // math.prod(shape)
+    return np.memmap(path, np.uint8, "r", shape=(number, *shape))
+
+
+def verify(path: Path, checksum: str) -> None:
+    """Raises a ValueError if the file's content is not that of the checksum."""
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != checksum:
+            raise ValueError(f"the checksum of {path.name} is wrong")
+
+
+def _load(path: Path) -> Any:
+    return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
 def origin(key: str) -> str | None:
     """The origin of the pool stored under `key`, or None if it is not stored."""
     try:
-        return str(_about(root() / key)["origin"])
+        return str(read_about(root() / key)["origin"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -81,52 +125,119 @@ def store(key: str, pool: Pool, origin: str, *, replace: bool = False) -> Pool:
     with workspace() as work:
         new = work / "new"
         new.mkdir()
-        sums = {
-            "pixels.npy": _write(new / "pixels.npy", pool.pixels),
-            "labels.npy": _write(new / "labels.npy", pool.labels),
-        }
-        about = {
-            "format": FORMAT,
-            "name": pool.name,
-            "classes": list(pool.classes),
-            "parts": {part: [span.start, span.stop] for part, span in pool.parts.items()},
-            "flips": pool.flips,
-            "skipped": list(pool.skipped.items()),
-            "origin": origin,
-            "sha256": sums,
-        }
-        (new / "about.json").write_text(json.dumps({"about": about, "sha256": _digest(about)}, indent=1))
-        for attempt in range(100):
-            try:
-                new.rename(root() / key)
-                break
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                    raise
-            if not replace and (there := load_cached(key)) is not None:
-                return there
-            try:  # move it away; the memory maps of other processes stay valid
-                (root() / key).rename(work / f"old-{attempt}")
-            except FileNotFoundError:
-                continue  # another process moved it first
-    stored = load_cached(key)
+        sums = {"pixels.npy": write_array(new / "pixels.npy", np.asarray(pool.pixels))}
+        stored = publish(new, key, pool, origin, {"sha256": sums}, replace=replace)
     if stored is None:
         raise UserError(f"Cannot read back the cache {root() / key}: check the disk, or set FEDSEAL_DATA.")
     return stored
 
 
+def publish(
+    new: Path, key: str, pool: Pool, origin: str, files: Mapping[str, Any], *, replace: bool = False
+) -> Pool | None:
+    """Moves a folder in a workspace, which has the pool's pixels, to its place in the cache.
+
+    `files` says what the folder contains. None if the pool cannot be read back.
+    """
+    about = {
+        "format": FORMAT,
+        "name": pool.name,
+        "classes": list(pool.classes),
+        "parts": {part: [span.start, span.stop] for part, span in pool.parts.items()},
+        "flips": pool.flips,
+        "skipped": list(pool.skipped.items()),
+        "origin": origin,
+        **files,
+    }
+    about["sha256"]["labels.npy"] = write_array(new / "labels.npy", pool.labels)
+    (new / "about.json").write_text(json.dumps({"about": about, "sha256": _digest(about)}, indent=1))
+    for attempt in range(100):
+        try:
+            new.rename(root() / key)
+            break
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+        if not replace and (there := load_cached(key)) is not None:
+            return there
+        try:  # move it away; the memory maps of other processes stay valid
+            (root() / key).rename(new.parent / f"old-{attempt}")
+        except FileNotFoundError:
+            continue  # another process moved it first
+    return load_cached(key)
+
+
 def own_images_key(kind: str, folder: Path, files: Iterable[Path], *options: object) -> str:
     """The key of the user's own images, which depends on the folder, the options and the state of the files.
 
-    Pools of earlier states are removed a week after their last use, because a run may still need them.
+    Pools of earlier states are removed a week after their last use.
     """
     family = f"{kind}-{_digest([str(folder.resolve()), *map(str, options)])[:16]}-"
     key = family + files_state(folder, files)
-    for former in root().glob(f"{family}*"):
+    for former in former_states(key):
         with suppress(OSError):
-            if former.name != key and time.time() - former.stat().st_mtime > 7 * 86_400:
-                shutil.rmtree(former)
+            if time.time() - former.stat().st_mtime > 7 * 86_400:
+                remove(former)
     return key
+
+
+def former_states(key: str) -> list[Path]:
+    """The pools of earlier states of the same folder with the same options, the last used one first."""
+    family = key.rpartition("-")[0]
+    found = [path for path in root().glob(f"{family}-*") if path.name != key]
+    return sorted(found, key=last_used, reverse=True)
+
+
+def last_used(path: Path) -> float:
+    """The time of the last use of an entry of the cache, 0 if it has just been removed."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def entries() -> list[Path]:
+    """Everything in the cache, in the order of the last use."""
+    found = root().iterdir() if root().is_dir() else ()
+    return sorted((path for path in found if path.name[0] != "."), key=last_used)
+
+
+def size_of(paths: Iterable[Path]) -> int:
+    """Bytes on disk of some entries together. A file that several of them share counts once."""
+    sizes = {}
+    for path in paths:
+        with suppress(OSError):  # another process removes it
+            for file in [path, *path.rglob("*")]:
+                state = file.lstat()
+                if not stat.S_ISDIR(state.st_mode):
+                    sizes[state.st_dev, state.st_ino] = state.st_size
+    return sum(sizes.values())
+
+
+def evict() -> None:
+    """Removes the least recently used pools of own images until all of them fit into FEDSEAL_CACHE_GB."""
+    given = os.environ.get("FEDSEAL_CACHE_GB") or DEFAULT_LIMIT_GB
+    if not re.fullmatch(r"\d+(\.\d+)?(e[-+]?\d+)?", given):
+        raise UserError(
+            f"FEDSEAL_CACHE_GB is '{given}': set it to a number of gigabytes, such as {DEFAULT_LIMIT_GB}."
+        )
+    limit = float(given) * 1e9
+    own = [path for path in entries() if OWN_IMAGES.fullmatch(path.name)]
+    for path in list(own):
+        if size_of(own) <= limit:
+            break
+        with suppress(OSError):
+            if remove(path):
+                own.remove(path)
+                log.info("removed %s from the cache: it is larger than %s GB", path.name, given)
+
+
+def remove(path: Path) -> bool:
+    """Removes an entry of the cache, all of it at once. False if a process uses it."""
+    with lock_if_unused(path) as unused, workspace() as work:
+        if unused:
+            path.rename(work / path.name)
+    return unused
 
 
 @contextmanager
@@ -156,18 +267,20 @@ def workspace() -> Iterator[Path]:
 
 def files_state(folder: Path, files: Iterable[Path]) -> str:
     """A hash of the files' names, sizes and modification times: hashing the content would take too long."""
-    rows = []
-    for file in files:
-        try:
-            state = file.stat()
-        except OSError:  # a broken link, which will be skipped
-            state = file.lstat()
-        about = (0, 0) if stat.S_ISDIR(state.st_mode) else (state.st_size, state.st_mtime_ns)
-        rows.append((file.relative_to(folder).as_posix(), *about))
-    return _digest(rows)[:24]
+    return _digest([file_state(folder, file) for file in files])[:24]
 
 
-class _Hashing:
+def file_state(folder: Path, file: Path) -> FileState:
+    """The state of a file in a folder; a subfolder has only a name."""
+    try:
+        state = file.stat()
+    except OSError:  # a broken link, which will be skipped
+        state = file.lstat()
+    about = (0, 0) if stat.S_ISDIR(state.st_mode) else (state.st_size, state.st_mtime_ns)
+    return file.relative_to(folder).as_posix(), *about
+
+
+class HashingFile:
     """A file that computes the checksum of the data written to it.
 
     It also makes a full disk raise ENOSPC: NumPy writes real files with fwrite, which loses the reason.
@@ -177,19 +290,21 @@ class _Hashing:
         self.file = file
         self.sum = hashlib.sha256()
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: bytes | memoryview) -> int:
         self.sum.update(data)
         return self.file.write(data)
 
 
-def _write(path: Path, array: np.ndarray[Any, Any]) -> str:
+def write_array(path: Path, array: np.ndarray[Any, Any]) -> str:
+    """Writes an array as .npy and returns the checksum of the file."""
     with path.open("wb") as file:
-        out = _Hashing(file)
+        out = HashingFile(file)
         np.lib.format.write_array(out, array, allow_pickle=False)
     return out.sum.hexdigest()
 
 
-def _about(folder: Path) -> dict[str, Any]:
+def read_about(folder: Path) -> dict[str, Any]:
+    """The description of a pool in the cache."""
     outer = json.loads((folder / "about.json").read_text())
     about: dict[str, Any] = outer["about"]
     if outer["sha256"] != _digest(about):

@@ -5,7 +5,7 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,8 @@ import numpy as np
 from fedseal.config.sections import DataSettings
 from fedseal.data import cache
 from fedseal.data.decode import decode_images, failure_reason
-from fedseal.data.pool import Pixels, Pool, PoolPart, join_parts
+from fedseal.data.folder_cache import Listing, cache_folders
+from fedseal.data.pool import Pixels, Pool, PoolPart
 from fedseal.errors import UserError
 from fedseal.system.progress import progress_bar
 
@@ -44,6 +45,73 @@ def read_labelled(
     progress: bool = True,
 ) -> PoolPart:
     """Images in `folder/<class>/…`. Without `classes`, the names of the folders are the classes."""
+    return _read(_list_labelled(folder, classes), size, channels, workers, progress)
+
+
+def read_unlabelled(
+    folder: Path, *, size: int, channels: int, workers: int | None = None, progress: bool = True
+) -> PoolPart:
+    """All images in a client's folder and below."""
+    return _read(_list_unlabelled(folder), size, channels, workers, progress)
+
+
+def _read(listing: Listing, size: int, channels: int, workers: int | None, progress: bool) -> PoolPart:
+    pixels, kept, skipped = _decode_all(listing.files, size, channels, workers, progress)
+    return PoolPart(pixels, listing.keep(kept), listing.classes, skipped | listing.stray)
+
+
+def read_folders(
+    path: Path,
+    *,
+    size: int,
+    channels: int,
+    workers: int | None = None,
+    progress: bool = True,
+) -> Pool:
+    """The images of the server and of all clients as one pool, cached until a file changes.
+
+    After a change, only new and changed files are decoded.
+    """
+    if not path.is_dir():
+        raise UserError(f"There is no folder {path}: give a folder that contains server/ and clients/.")
+    for needed, content in (("server", "class"), ("clients", "client")):
+        if not (path / needed).is_dir():
+            raise UserError(f"{path} has no {needed}/: add it, with one folder for each {content}.")
+    clients = _subfolders(path / "clients")
+    if not clients:
+        raise UserError(f"{path / 'clients'} is empty: add one folder for each client.")
+    parts = [path / name for name in ("server", "clients", "validation", "test") if (path / name).is_dir()]
+    found = [part / name for part in parts for name in _subfolders(part)]  # a new one may be empty
+    files = [file for folder in found for file in list_files(folder)]
+    key = cache.own_images_key("folders", path, [*found, *files], size, channels)
+    pool = cache.load_cached(key)
+    if pool is not None:
+        if pool.skipped:  # building the pool names each of them
+            log.warning(
+                "skipped %d files in %s that are not readable images, such as %s",
+                len(pool.skipped),
+                path,
+                next(iter(pool.skipped)),
+            )
+        return pool
+
+    server = _list_labelled(path / "server", None)
+    listed = {"server": server}
+    listed |= {f"clients/{name}": _list_unlabelled(path / "clients" / name) for name in clients}
+    for name in ("validation", "test"):
+        if (path / name).is_dir():
+            listed[name] = _list_labelled(path / name, server.classes)
+    files = [file for listing in listed.values() for file in listing.files]
+
+    def decode(numbers: Sequence[int]) -> Iterator[Pixels | str]:
+        return _decode([files[i] for i in numbers], size, channels, workers, progress)
+
+    pool = cache_folders(key, path, listed, (channels, size, size), decode)
+    cache.evict()
+    return pool
+
+
+def _list_labelled(folder: Path, classes: Sequence[str] | None) -> Listing:
     found = _subfolders(folder)
     if classes is None:
         classes = found
@@ -56,82 +124,20 @@ def read_labelled(
     elif not found:
         raise UserError(f"{folder} has no folders: put its images into one folder for each class.")
     files = [(file, classes.index(name)) for name in found for file in list_files(folder / name)]
-    pixels, kept, skipped = _decode_all([file for file, _ in files], size, channels, workers, progress)
-    labels = np.array([files[i][1] for i in kept], dtype=np.int64)
-    for name in found:
-        if not np.any(labels == classes.index(name)):
-            raise UserError(
-                f"Class '{name}' has no readable image: add images to {folder / name}, or remove it."
-            )
+    labels = np.array([label for _, label in files], dtype=np.int64)
+    stray = {}
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.name[0] != ".":
-            skipped[str(path)] = "not in the folder of a class"
+            stray[str(path)] = "not in the folder of a class"
             log.warning("skipped %s: not in the folder of a class", path)
-    return PoolPart(pixels, labels, tuple(classes), skipped)
+    return Listing(folder, [file for file, _ in files], labels, tuple(classes), tuple(found), stray)
 
 
-def read_unlabelled(
-    folder: Path, *, size: int, channels: int, workers: int | None = None, progress: bool = True
-) -> PoolPart:
-    """All images in a client's folder and below."""
+def _list_unlabelled(folder: Path) -> Listing:
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}: check the path.")
-    pixels, kept, skipped = _decode_all(list_files(folder), size, channels, workers, progress)
-    if not kept:
-        raise UserError(
-            f"Client '{folder.name}' has no readable image: add images to {folder}, or remove it."
-        )
-    return PoolPart(pixels, np.full(len(kept), -1, dtype=np.int64), (), skipped)
-
-
-def read_folders(
-    path: Path,
-    *,
-    size: int,
-    channels: int,
-    workers: int | None = None,
-    progress: bool = True,
-) -> Pool:
-    """The images of the server and of all clients as one pool, cached until a file changes."""
-    if not path.is_dir():
-        raise UserError(f"There is no folder {path}: give a folder that contains server/ and clients/.")
-    for needed, content in (("server", "class"), ("clients", "client")):
-        if not (path / needed).is_dir():
-            raise UserError(f"{path} has no {needed}/: add it, with one folder for each {content}.")
-    clients = _subfolders(path / "clients")
-    if not clients:
-        raise UserError(f"{path / 'clients'} is empty: add one folder for each client.")
-
-    def build() -> tuple[Pool, str]:
-        def labelled(name: str, classes: Sequence[str] | None) -> PoolPart:
-            return read_labelled(
-                path / name, classes, size=size, channels=channels, workers=workers, progress=progress
-            )
-
-        server = labelled("server", None)
-        read = {"server": server}
-        for name in clients:
-            read[f"clients/{name}"] = read_unlabelled(
-                path / "clients" / name, size=size, channels=channels, workers=workers, progress=progress
-            )
-        for name in ("validation", "test"):
-            if (path / name).is_dir():
-                read[name] = labelled(name, server.classes)
-        return join_parts("folders", read, server.classes), f"the folder {path}"
-
-    parts = [path / name for name in ("server", "clients", "validation", "test") if (path / name).is_dir()]
-    found = [part / name for part in parts for name in _subfolders(part)]  # a new one may be empty
-    files = [file for folder in found for file in list_files(folder)]
-    key = cache.own_images_key("folders", path, [*found, *files], size, channels)
-    pool = cache.load_cached(key)
-    if pool is not None and pool.skipped:  # building the pool names each of them
-        log.warning(
-            "skipped %d files in %s that are not readable images, such as %s",
-            len(pool.skipped),
-            path,
-            next(iter(pool.skipped)),
-        )
-    return pool or cache.store(key, *build())
+    files = list_files(folder)
+    return Listing(folder, files, np.full(len(files), -1, dtype=np.int64))
 
 
 def _subfolders(folder: Path) -> list[str]:
@@ -156,14 +162,25 @@ def _decode_all(
     pixels = np.empty((len(files), channels, size, size), dtype=np.uint8)
     kept: list[int] = []
     skipped: dict[str, str] = {}
+    for i, image in enumerate(_decode(files, size, channels, workers, progress)):
+        if isinstance(image, str):
+            skipped[str(files[i])] = image
+        else:
+            pixels[len(kept)] = image
+            kept.append(i)
+    return pixels[: len(kept)], kept, skipped
+
+
+def _decode(
+    files: Sequence[Path], size: int, channels: int, workers: int | None, progress: bool
+) -> Iterator[Pixels | str]:
+    """The images one after another; the reason for a file that is not a readable image."""
     with progress_bar("images", len(files), show=progress and len(files) >= PROGRESS_FROM) as advance:
-        for i, image in enumerate(decode_images(files, size, channels, workers)):
+        for file, image in zip(files, decode_images(files, size, channels, workers), strict=True):
             if isinstance(image, Exception):
                 reason = f"not a readable image ({failure_reason(image)})"
-                log.warning("skipped %s: %s", files[i], reason)
-                skipped[str(files[i])] = reason
+                log.warning("skipped %s: %s", file, reason)
+                yield reason
             else:
-                pixels[len(kept)] = image
-                kept.append(i)
+                yield image
             advance(1)
-    return pixels[: len(kept)], kept, skipped

@@ -1,5 +1,6 @@
 """All images of a data source in one array, and their split between a server and its clients."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,13 +11,59 @@ import numpy.typing as npt
 Pixels = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
+BLOCK = 128  # images that are copied at once where all are looked at
+
+
+class SegmentedPixels:
+    """Images in several memory-mapped arrays (segments), used like one array [N, C, H, W]."""
+
+    def __init__(self, segments: Sequence[Pixels], places: Ints) -> None:
+        self.segments, self.places = segments, places  # [N, 2]: the segment and the row of each image
+        self.shape = (len(places), *segments[0].shape[1:])
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, rows: int | slice | Ints) -> Pixels:
+        """A copy of some images."""
+        places = self.places[rows]
+        if places.ndim == 1:
+            segment, row = places
+            return np.array(self.segments[segment][row])
+        result = np.empty((len(places), *self.shape[1:]), np.uint8)
+        for number, segment in enumerate(self.segments):
+            here = places[:, 0] == number
+            result[here] = segment[places[here, 1]]
+        return result
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.asarray(self[:], dtype)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"segments": [_name_of(segment) for segment in self.segments]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state | {"segments": [_map_again(segment) for segment in state["segments"]]})
+
+
+def _name_of(pixels: Any) -> Any:
+    """A memory-mapped array as the name of its file, so that other processes map it too."""
+    return (pixels.filename, pixels.offset, pixels.shape) if isinstance(pixels, np.memmap) else pixels
+
+
+def _map_again(named: Any) -> Any:
+    if not isinstance(named, tuple):
+        return named
+    filename, offset, shape = named
+    return np.memmap(filename, np.uint8, "r", offset, shape)
+
 
 @dataclass(frozen=True)
 class Pool:
     """All images of a data source, in a read-only (memory-mapped) array."""
 
     name: str
-    pixels: Pixels  # [N, C, H, W]
+    pixels: Pixels | SegmentedPixels  # [N, C, H, W]
     labels: Ints  # [N]; -1 if unknown
     classes: tuple[str, ...]
     parts: Mapping[str, range]  # "train", "test"; from folders: "server", "clients/<name>", "test"
@@ -24,17 +71,22 @@ class Pool:
     skipped: Mapping[str, str] = field(default_factory=dict)  # files that are not used -> reason
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickles a memory-mapped array as the name of its file, so that other processes map it too."""
-        pixels = self.pixels
-        if isinstance(pixels, np.memmap):
-            return self.__dict__ | {"pixels": (pixels.filename, pixels.offset, pixels.shape)}
-        return self.__dict__
+        return self.__dict__ | {"pixels": _name_of(self.pixels)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if isinstance(state["pixels"], tuple):
-            filename, offset, shape = state["pixels"]
-            state = state | {"pixels": np.memmap(filename, np.uint8, "r", offset, shape)}
-        self.__dict__.update(state)
+        self.__dict__.update(state | {"pixels": _map_again(state["pixels"])})
+
+    def channel_statistics(self, rows: Ints) -> tuple[list[float], list[float]]:
+        """Mean and standard deviation of some images' channels, from exact sums over small blocks."""
+        sums, squares = np.zeros((2, self.pixels.shape[1]), np.int64)
+        for start in range(0, len(rows), BLOCK):
+            block = self.pixels[rows[start : start + BLOCK]].astype(np.int32)
+            sums += block.sum(axis=(0, 2, 3), dtype=np.int64)
+            squares += (block * block).sum(axis=(0, 2, 3), dtype=np.int64)
+        count = len(rows) * math.prod(self.pixels.shape[2:])
+        mean = [total / count for total in sums.tolist()]
+        both = zip(sums.tolist(), squares.tolist(), strict=True)
+        return mean, [math.sqrt((count * square - total * total) / count**2) for total, square in both]
 
 
 @dataclass(frozen=True)

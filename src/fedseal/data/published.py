@@ -101,7 +101,7 @@ class PublishedDataset:
         if list(folder.glob("train*.parquet")):
             pool = parquet.read_parts(folder, self.shape[1], self.shape[0], progress)
             origin = f"Parquet files in {folder}"
-            return self._verified(pool.pixels, pool.labels, origin), origin
+            return self._verified(np.asarray(pool.pixels), pool.labels, origin), origin
         files = self._unpack(folder)
         return self._verified(*self.read(files), str(folder)), "the official files, checksums verified"
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedseal.config.sections import DataSettings
 from fedseal.data import partition
-from fedseal.data.pool import Federation, Ints, Pool
+from fedseal.data.pool import BLOCK, Federation, Ints, Pool
 from fedseal.errors import UserError
 
 log = logging.getLogger("fedseal")
@@ -38,8 +38,8 @@ def split_fingerprint(federation: Federation) -> str:
     digest.update(pool.labels.astype("<i8").tobytes())
     for indices in images:
         digest.update(indices.astype("<i8").tobytes())
-        for start in range(0, len(indices), 1000):  # in blocks, to keep the copies small
-            digest.update(np.ascontiguousarray(pool.pixels[indices[start : start + 1000]]).data)
+        for start in range(0, len(indices), BLOCK):
+            digest.update(np.ascontiguousarray(pool.pixels[indices[start : start + BLOCK]]).data)
     return digest.hexdigest()[:16]
 
 

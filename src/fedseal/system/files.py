@@ -100,6 +100,21 @@ def lock_folder(folder: Path, *, exclusive: bool) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def lock_if_unused(path: Path) -> Iterator[bool]:
+    """Holds an exclusive lock on a folder or file, or yields False if a process uses it or is unknown to."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        _lock(handle, exclusive=True, wait=False)
+        unused = True
+    except OSError:
+        unused = False
+    try:
+        yield unused
+    finally:
+        os.close(handle)
+
+
 def _lock(handle: int, *, exclusive: bool, wait: bool) -> None:
     if sys.platform != "win32":
         fcntl.flock(handle, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB))
