@@ -242,7 +242,7 @@ def test_own_images_that_were_not_used_for_long_make_room(monkeypatch: pytest.Mo
 
 
 def test_pools_in_use_are_not_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    old, new = own(1, 300), own(2, 200)
+    old, _ = own(1, 300), own(2, 200)
     monkeypatch.setenv("FEDSEAL_CACHE_GB", "0")
     used = cache.load_cached(old)
     cache.evict()

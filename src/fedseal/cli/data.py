@@ -1,5 +1,6 @@
 """The commands below `fedseal data`."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,7 +30,7 @@ else:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Get data sets, and see how they are split.",
+    help="Get data sets, see how they are split, and free disk space.",
     epilog="Example:  fedseal data list",
 )
 
@@ -88,6 +89,69 @@ def show(
     if picture:
         _plot_class_mix(split, picture)
         console.print(f"picture: {escape(str(picture))}", soft_wrap=True)
+
+
+@app.command("clean", epilog="Example:  fedseal data clean ~/photos")
+def clean(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME|DIR]...", help="Remove only these: names from the table, or folders."),
+    ] = None,
+    days: Annotated[int, typer.Option(min=0, help="Remove what was not used for this number of days.")] = 30,
+    all_: Annotated[bool, typer.Option("--all", help="Remove everything, published data sets too.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing, only show the table.")] = False,
+) -> None:
+    """Show the cache of decoded images, and remove what was not used for 30 days.
+
+    Removed images are decoded again when they are needed. Published data sets are kept unless you name them
+    or give --all. What a running process uses is always kept.
+    """
+    found = cache.entries()
+    chosen = _choose(found, names or [], days, all_)
+    before, removed = cache.size_of(found), set()
+    table = Table("name", "size", "last used", "origin", "", box=None, header_style="bold")
+    for path in found:
+        size, age, origin = cache.size_of([path]), _age(path), cache.origin(path.name) or ""
+        if path not in chosen:
+            action = ""
+        elif dry_run:
+            action = "would be removed"
+        elif cache.remove(path):
+            action = "removed"
+            removed.add(path)
+        else:
+            action = "in use, kept"
+        ago = f"{age} days ago" if age > 1 else ("today", "yesterday")[age]
+        table.add_row(escape(path.name), _format_bytes(size), ago, escape(origin), action)
+    console.print(table)
+    left = cache.size_of(path for path in found if path not in removed)
+    freed, where = _format_bytes(before - left), escape(str(cache.root()))
+    console.print(f"freed {freed}, {_format_bytes(left)} are left in {where}", soft_wrap=True)
+
+
+def _choose(found: list[Path], names: list[str], days: int, everything: bool) -> set[Path]:
+    """The entries of the cache to remove."""
+    if everything:
+        return set(found)
+    if not names:
+        return {path for path in found if path.name not in catalogue.PUBLISHED and _age(path) >= days}
+    chosen = set()
+    for name in names:
+        ending = f" {Path(name).expanduser().resolve()}"  # an origin ends with the folder
+        named = [p for p in found if p.name == name or (cache.origin(p.name) or "").endswith(ending)]
+        if not named:
+            raise UserError(f"The cache has nothing of '{name}': see `fedseal data clean --dry-run`.")
+        chosen |= set(named)
+    return chosen
+
+
+def _age(path: Path) -> int:
+    """Whole days since the last use."""
+    return max(int((time.time() - cache.last_used(path)) // 86_400), 0)
+
+
+def _format_bytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
 def _plot_class_mix(split: "Federation", picture: Path) -> None:

@@ -175,9 +175,8 @@ def own_images_key(kind: str, folder: Path, files: Iterable[Path], *options: obj
     family = f"{kind}-{_digest([str(folder.resolve()), *map(str, options)])[:16]}-"
     key = family + files_state(folder, files)
     for former in former_states(key):
-        with suppress(OSError):
-            if time.time() - former.stat().st_mtime > 7 * 86_400:
-                remove(former)
+        if time.time() - last_used(former) > 7 * 86_400:
+            remove(former)
     return key
 
 
@@ -226,17 +225,19 @@ def evict() -> None:
     for path in list(own):
         if size_of(own) <= limit:
             break
-        with suppress(OSError):
-            if remove(path):
-                own.remove(path)
-                log.info("removed %s from the cache: it is larger than %s GB", path.name, given)
+        if remove(path):
+            own.remove(path)
+            log.info("removed %s, because the cache is larger than %s GB", path, given)
 
 
 def remove(path: Path) -> bool:
     """Removes an entry of the cache, all of it at once. False if a process uses it."""
-    with lock_if_unused(path) as unused, workspace() as work:
-        if unused:
-            path.rename(work / path.name)
+    try:
+        with lock_if_unused(path) as unused, workspace() as work:
+            if unused:
+                path.rename(work / path.name)
+    except FileNotFoundError:  # another process was faster
+        return True
     return unused
 
 

@@ -44,7 +44,7 @@ def read_parquet(
     """Images in `train*.parquet`, `test*.parquet` and optionally `validation*.parquet`, as a cached pool."""
 
     def build() -> tuple[Pool, str]:
-        return read_parts(folder, size, channels, progress), f"Parquet files in {folder}"
+        return read_parts(folder, size, channels, progress), f"Parquet files in {folder.resolve()}"
 
     files = [path for part in PARTS for path in sorted(folder.glob(f"{part}*.parquet"))]
     return cache.get_or_build(cache.own_images_key("parquet", folder, files, size, channels), build)
