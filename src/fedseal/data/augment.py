@@ -10,6 +10,8 @@ from torch.nn.functional import pad
 from fedseal.config.sections import AugmentSettings
 from fedseal.data.rand_augment import check_images, rand_augment
 
+MAX_INDICES = 2**23  # of pixels that are looked up at once: 64 MB
+
 
 @dataclass(frozen=True)
 class Augmenter:
@@ -41,8 +43,12 @@ def weak(images: Tensor, generator: torch.Generator, *, flip: bool, shift: int) 
         raise ValueError(f"shift must be in 0..{min(height, width) - 1} for {height}x{width} images: {shift}")
     maps = _weak_maps(height, width, flip, shift)
     choice = torch.randint(len(maps), (len(images),), generator=generator)
-    source = maps.index_select(0, choice).unsqueeze(1).expand(-1, images.shape[1], -1)
-    return images.flatten(2).gather(2, source).view(images.shape)
+    moved = []
+    block = max(MAX_INDICES // (height * width), 1)  # an index has eight times the bytes of a pixel
+    for part, chosen in zip(images.flatten(2).split(block), choice.split(block), strict=True):
+        source = maps.index_select(0, chosen).unsqueeze(1).expand(-1, images.shape[1], -1)
+        moved.append(part.gather(2, source))
+    return torch.cat(moved).view(images.shape)
 
 
 @lru_cache(maxsize=16)
