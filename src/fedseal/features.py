@@ -26,7 +26,7 @@ from fedseal.data.feature_store import (
     hash_images,
     read_index,
 )
-from fedseal.data.pool import Ints, Pixels
+from fedseal.data.pool import Ints, PoolPixels
 from fedseal.errors import UserError
 from fedseal.models import Network
 from fedseal.system.environment import used_arithmetic
@@ -131,7 +131,7 @@ class Extractor:
 
 
 def extract(
-    extractor: Extractor, views: int, pixels: Pixels, rows: Ints, *, progress: bool = False
+    extractor: Extractor, views: int, pixels: PoolPixels, rows: Ints, *, progress: bool = False
 ) -> Features:
     """The features of some images of a pool; those that are not on disk are computed."""
     names = [PLAIN, *(f"{kind} {n}" for kind in ("weak", "strong") for n in range(views))]
@@ -147,7 +147,10 @@ def extract(
             known = read_index(folder)
             images = {d: row for d, row in zip(hashes, rows.tolist(), strict=True) if d not in known}
             _add_missing(extractor, view, folder, pixels, list(images.items()), progress)
-            tables.append(find_images(folder, len(pixels), rows, hashes))
+            table = find_images(folder, len(pixels), rows, hashes)
+        for file in table.files[:1]:  # not the folder, which another process locks to add features
+            cache.mark_used(folder, file, table)
+        tables.append(table)
     return Features(tuple(tables), weights, extractor.backbone.loaded)
 
 
@@ -155,7 +158,7 @@ def _add_missing(
     extractor: Extractor,
     view: str,
     folder: Path,
-    pixels: Pixels,
+    pixels: PoolPixels,
     images: list[tuple[bytes, int]],
     progress: bool,
 ) -> None:
@@ -171,7 +174,7 @@ def _add_missing(
 
 
 def _compute(
-    extractor: Extractor, view: str, pixels: Pixels, images: list[tuple[bytes, int]]
+    extractor: Extractor, view: str, pixels: PoolPixels, images: list[tuple[bytes, int]]
 ) -> Iterator[Halves]:
     """The features of images by batches, on all cores. Every batch is computed by one thread."""
 

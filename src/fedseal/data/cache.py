@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fedseal.data.pool import Pixels, Pool, SegmentedPixels
+from fedseal.data.pool import Pixels, Pool, PoolPixels, SegmentedPixels
 from fedseal.errors import UserError
 from fedseal.system.files import lock_folder, lock_if_unused
 
@@ -79,7 +79,7 @@ def load_cached(key: str) -> Pool | None:
     return pool
 
 
-def _map_pixels(folder: Path, about: Mapping[str, Any]) -> Pixels | SegmentedPixels:
+def _map_pixels(folder: Path, about: Mapping[str, Any]) -> PoolPixels:
     """A plain array if possible: "pixels.npy", or the only segment if the images are in its order."""
     if "segments" not in about:
         pixels: Pixels = _load(folder / "pixels.npy")
@@ -233,12 +233,22 @@ def evict() -> None:
 def remove(path: Path) -> bool:
     """Removes an entry of the cache, all of it at once. False if a process uses it."""
     try:
-        with lock_if_unused(path) as unused, workspace() as work:
+        with ExitStack() as locks, workspace() as work:
+            unused = all(locks.enter_context(lock_if_unused(item)) for item in [path, *path.rglob("*")])
             if unused:
                 path.rename(work / path.name)
     except FileNotFoundError:  # another process was faster
         return True
     return unused
+
+
+def mark_used(folder: Path, file: Path, user: object) -> None:
+    """Records the use of an entry of the cache, and keeps it from being removed as long as `user` exists."""
+    lock = ExitStack()
+    lock.enter_context(lock_folder(file, exclusive=False))
+    weakref.finalize(user, lock.close)
+    with suppress(OSError):
+        os.utime(folder)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedseal.data.pool import Ints, Pixels
+from fedseal.data.pool import Ints, PoolPixels
 from fedseal.system.files import write_atomic
 
 log = logging.getLogger("fedseal")
@@ -43,7 +43,7 @@ class FeatureTable:
         return result
 
 
-def hash_images(pixels: Pixels, rows: Ints) -> list[bytes]:
+def hash_images(pixels: PoolPixels, rows: Ints) -> list[bytes]:
     """A hash of the pixels of some images."""
     return [hashlib.blake2b(pixels[row].tobytes(), digest_size=HASH_BYTES).digest() for row in rows.tolist()]
 

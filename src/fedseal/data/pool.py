@@ -24,7 +24,7 @@ class SegmentedPixels:
     def __len__(self) -> int:
         return len(self.places)
 
-    def __getitem__(self, rows: int | slice | Ints) -> Pixels:
+    def __getitem__(self, rows: int | slice | list[int] | Ints) -> Pixels:
         """A copy of some images."""
         places = self.places[rows]
         if places.ndim == 1:
@@ -46,6 +46,9 @@ class SegmentedPixels:
         self.__dict__.update(state | {"segments": [_map_again(segment) for segment in state["segments"]]})
 
 
+PoolPixels = Pixels | SegmentedPixels
+
+
 def _name_of(pixels: Any) -> Any:
     """A memory-mapped array as the name of its file, so that other processes map it too."""
     return (pixels.filename, pixels.offset, pixels.shape) if isinstance(pixels, np.memmap) else pixels
@@ -63,7 +66,7 @@ class Pool:
     """All images of a data source, in a read-only (memory-mapped) array."""
 
     name: str
-    pixels: Pixels | SegmentedPixels  # [N, C, H, W]
+    pixels: PoolPixels  # [N, C, H, W]
     labels: Ints  # [N]; -1 if unknown
     classes: tuple[str, ...]
     parts: Mapping[str, range]  # "train", "test"; from folders: "server", "clients/<name>", "test"
