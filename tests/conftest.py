@@ -110,7 +110,7 @@ PAPERS_METHOD = {"method": "fedseal", "evaluate": "model", "bootstrap.epochs": 0
 SHAPES = ("circle", "square", "triangle")
 
 
-def draw(path: Path, shape: str, rng: np.random.Generator) -> None:
+def draw(path: Path, shape: str, rng: np.random.Generator, size: int = 20) -> None:
     """Saves an image of a coloured shape on a dark background."""
     image = Image.new("RGB", (20, 20), tuple(rng.integers(0, 60, 3).tolist()))
     pen, colour = ImageDraw.Draw(image), tuple(rng.integers(120, 256, 3).tolist())
@@ -123,7 +123,7 @@ def draw(path: Path, shape: str, rng: np.random.Generator) -> None:
     else:
         pen.polygon([(left, top + side), (left + side, top + side), (left + side / 2, top)], fill=colour)
     path.parent.mkdir(parents=True, exist_ok=True)
-    image.save(path)
+    (image if size == 20 else image.resize((size, size))).save(path)
 
 
 @pytest.fixture

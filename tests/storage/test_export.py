@@ -172,6 +172,7 @@ def test_onnx_is_one_file(exports: dict[str, Path]) -> None:
         "README.md",
         "model.json",
         "model.onnx",
+        "predict.py",
     ]
 
 
@@ -186,7 +187,7 @@ def test_command(fedseal: Command, finished: Path, tmp_path: Path) -> None:
     again = fedseal("export", finished, "--format", "safetensors", "--out", out)
     again.refuses(f"{out} exists already: remove it, or choose another folder.")
     assert sorted(path.name for path in out.parent.rglob("*")) == [
-        "README.md", "model", "model.json", "model.onnx",
+        "README.md", "model", "model.json", "model.onnx", "predict.py",
     ]  # fmt: skip
 
 

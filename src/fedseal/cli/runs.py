@@ -25,6 +25,15 @@ else:
     write = LazyModule("fedseal.report.write")
 
 
+OwnNetwork = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Python file of your own network. Default: the one that the run's config.toml names.",
+    ),
+]
+
+
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")],
     test: Annotated[
@@ -75,6 +84,7 @@ def predict(
     out: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Write file, class and confidence as CSV.")
     ] = None,
+    network: OwnNetwork = None,
 ) -> None:
     """Predict the class of images, with the model's confidence.
 
@@ -83,7 +93,7 @@ def predict(
     Where classes are mixed otherwise than in the server's images, --adapt makes better predictions: it
     estimates the mix of all given images together, without labels. It needs some twenty images or more.
     """
-    model = model_file.load(run)
+    model = model_file.load(run, network)
     skip = len(images) > 1  # otherwise the one file's own error says what is wrong with it
     found = model.predict(images, adapt=adapt, min_confidence=min_confidence, skip=skip, progress=True)
     rows = list(zip(found.files, found.labels, found.confidences, strict=True))
@@ -119,11 +129,12 @@ def export(
     licence: Annotated[
         str, typer.Option(metavar="TEXT", help="The licence of the model, for its card.")
     ] = "not stated",
+    network: OwnNetwork = None,
 ) -> None:
     """Write a run's model for use without fedseal, with a model card.
 
-    The folder holds the model, model.json (classes, input and calibration) and README.md, the card. It shows
-    how to use the model in five lines of Python.
+    The folder holds the model, model.json (classes, input and calibration), README.md, the card, and
+    predict.py, which predicts an image without fedseal.
     """
-    folder = exporting.export(run, format, out, licence=licence)
+    folder = exporting.export(run, format, out, licence=licence, network=network)
     typer.echo(f"model card: {folder / 'README.md'}")

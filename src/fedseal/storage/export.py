@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedseal import weights
 from fedseal.config.load import load_config
 from fedseal.errors import UserError
-from fedseal.storage.model_card import describe, write_card
+from fedseal.storage.model_card import describe, write_card, write_script
 from fedseal.storage.model_file import load
 from fedseal.storage.run_folder import read_summary, require_run
 from fedseal.system.files import write_new_folder
@@ -32,11 +32,14 @@ def export(
     out: str | os.PathLike[str],
     *,
     licence: str = "not stated",
+    network: str | os.PathLike[str] | None = None,
 ) -> Path:
     """Writes the model of a finished run into a new folder, as "onnx", "torchscript" or "safetensors".
 
     The folder holds the model, `model.json` with classes, input and calibration, and the model card
-    `README.md`, which shows how to use the model without fedseal. `licence` is a line of the card.
+    `README.md`, which shows how to use the model without fedseal, and the same as a script, `predict.py`.
+    `licence` is a line of the card. `network` is the file of your own network, if it is no longer where
+    the run's configuration says.
     """
     source, folder = Path(run), Path(out)
     if format not in FORMATS:
@@ -44,7 +47,11 @@ def export(
     if folder.exists():
         raise UserError(f"{folder} exists already: remove it, or choose another folder.")
     require_run(source)
-    classifier, config, summary = load(source), load_config(source / "config.toml"), read_summary(source)
+    classifier, config, summary = (
+        load(source, network),
+        load_config(source / "config.toml"),
+        read_summary(source),
+    )
     model = classifier.model.requires_grad_(False)
     if not weights.all_finite(model.state_dict()):
         raise UserError(f"The model in {source} has NaN or infinite weights: train it again.")
@@ -65,6 +72,7 @@ def export(
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{source / 'summary.json'} is damaged: finish the run with --resume.") from error
     files |= {"model.json": f"{json.dumps(about, indent=2)}\n".encode(), "README.md": card.encode()}
+    files["predict.py"] = write_script(classifier, format).encode()
     write_new_folder(folder, files)
     return folder
 

@@ -80,12 +80,9 @@ def write_card(
         "licence": licence,
     }
     size, channels = classifier.size, classifier.channels
-    imports, logits = USAGE[format]
     return CARD.format(
         facts="\n".join(f"| {name} | {_cell(value)} |" for name, value in facts.items()),
-        imports=imports,
-        mode="L" if channels == 1 else "RGB",
-        logits=logits,
+        lines=prediction_lines(classifier, format, '"image.png"'),
         size=size,
         channels=channels,
         colours=_colours(channels),
@@ -95,6 +92,25 @@ def write_card(
         mixes=MIXES
         if classifier.calibration
         else "The model has no calibration, since it is of an older version.",
+    )
+
+
+def write_script(classifier: Classifier, format: str) -> str:
+    """`predict.py`: the lines of the card, for an image that the command line names."""
+    return "import sys\n" + prediction_lines(classifier, format, "sys.argv[1]")
+
+
+def prediction_lines(classifier: Classifier, format: str, image: str) -> str:
+    """Five lines of Python, after the imports, that predict an image without fedseal."""
+    imports, logits = USAGE[format]
+    size, channels = classifier.size, classifier.channels
+    return LINES.format(
+        imports=imports,
+        image=image,
+        mode="L" if channels == 1 else "RGB",
+        logits=logits,
+        size=size,
+        channels=channels,
     )
 
 
@@ -126,6 +142,16 @@ def _cell(value: object) -> str:
     return " ".join(str(value).split()).replace("|", "\\|")
 
 
+LINES = """\
+{imports}
+
+image = ImageOps.exif_transpose(Image.open({image})).convert("{mode}")
+image = ImageOps.fit(image, ({size}, {size}), Image.Resampling.BILINEAR)
+pixels = numpy.asarray(image).reshape(1, {size}, {size}, {channels}).transpose(0, 3, 1, 2)
+[logits] = {logits}
+print(json.load(open("model.json"))["classes"][logits.argmax()], 1 / numpy.exp(logits - logits.max()).sum())
+"""
+
 CARD = """# Image classifier
 
 A model that was trained by semi-supervised federated learning, and how to use it without fedseal.
@@ -137,17 +163,10 @@ A model that was trained by semi-supervised federated learning, and how to use i
 ## Use
 
 ```python
-{imports}
+{lines}```
 
-image = ImageOps.exif_transpose(Image.open("image.png")).convert("{mode}")
-image = ImageOps.fit(image, ({size}, {size}), Image.Resampling.BILINEAR)
-pixels = numpy.asarray(image).reshape(1, {size}, {size}, {channels}).transpose(0, 3, 1, 2)
-[logits] = {logits}
-print(json.load(open("model.json"))["classes"][logits.argmax()], 1 / numpy.exp(logits - logits.max()).sum())
-```
-
-It prints the class and its confidence, the largest softmax of the logits. `model.json` lists the classes in
-the order of the logits.
+It prints the class and its confidence, the largest softmax of the logits. The same lines are in `predict.py`:
+run `python predict.py image.png` in this folder. `model.json` lists the classes in the order of the logits.
 
 ## Input
 
