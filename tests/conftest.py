@@ -5,7 +5,6 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; child processes inherit it
 os.environ["COLUMNS"] = "200"  # so that commands do not wrap their output
 
-import logging
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,7 @@ from safetensors.torch import load_file
 from fedseal.cli import main
 from fedseal.reproduce.cells import SMOKE
 from fedseal.system.environment import set_up_process
+from fedseal.system.logs import remove_logs, set_up_logs
 from fedseal.training.train import train
 
 set_up_process("portable")  # before the first computation, as the entry points do
@@ -72,17 +72,16 @@ Command = Callable[..., Answer]
 @pytest.fixture
 def fedseal(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
     """Runs the command line in this process, with words as in a shell and `options` for `--set`."""
-    log, handler = logging.getLogger("fedseal"), main.StderrHandler()
-    log.addHandler(handler)
 
     def command(*words: object, options: Mapping[str, Any] | None = None) -> Answer:
         capsys.readouterr()
+        set_up_logs()
         line = [*map(str, words), *settings(options or {})]
         code = main.run_safely(lambda: main.app(line, prog_name="fedseal"))
         return Answer(code, *capsys.readouterr())
 
     yield command
-    log.removeHandler(handler)
+    remove_logs()
 
 
 def settings(keys: Mapping[str, Any]) -> list[str]:

@@ -1,17 +1,18 @@
 """The commands of a deployment: keys, serve and join."""
 
 import re
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from fedseal.cli.common import PRESET_HELP, Assignments, parse_assignments
+from fedseal.cli.common import PRESET_HELP, Assignments, JsonLogs, Log, continue_by, parse_assignments
 from fedseal.errors import UserError
 from fedseal.system.environment import set_up_process
 from fedseal.system.lazy import LazyModule
+from fedseal.system.logs import log as messages
+from fedseal.system.logs import set_up_logs
 
 if TYPE_CHECKING:
     from fedseal.config import load
@@ -82,6 +83,7 @@ def _print_files(files: list[Path], folder: Path) -> None:
         typer.echo(f"{file}: give this file to client {file.stem} only")
 
 
+@continue_by(lambda: "Continue with the same command and --resume.")
 def serve(
     source: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml", help=PRESET_HELP)],
     labels: Annotated[Path, typer.Option(metavar="DIR", help="Labelled images, one folder per class.")],
@@ -121,12 +123,15 @@ def serve(
         list[str] | None, typer.Option(metavar="NAME", help="Name of a client, with --insecure. Repeatable.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no summary.")] = False,
+    log: Log = None,
+    json_logs: JsonLogs = False,
 ) -> None:
     """Train with clients on other machines.
 
     This machine holds the labelled images and gets the model. Start 'fedseal join' on each client. The run
     folder is the same as that of 'fedseal train'. See docs/deploy.md for a complete example.
     """
+    set_up_logs(quiet=quiet, file=log, json_lines=json_logs)
     set_up_process()
     if insecure == (keys is not None):
         raise UserError("Give either --keys DIR ('fedseal keys init' creates it) or --insecure.")
@@ -138,7 +143,6 @@ def serve(
         raise UserError(f"--clients is {number}, but only {len(names)} may take part: {', '.join(names)}.")
     config = load.load_config(source, parse_assignments(set_))
     folder = out or run_folder.default_folder(source, config, "-served")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # an orderly end, as with Ctrl-C
     result = deploy_server.serve(
         config,
         folder,
@@ -148,12 +152,13 @@ def serve(
         clients=number,
         wait=wait,
         resume=resume,
-        console=Console(quiet=quiet, highlight=False),
+        console=Console(quiet=quiet or json_logs, highlight=False),
     )
-    if not quiet:
+    if not (quiet or json_logs):
         typer.echo(f"accuracy {result.accuracy:.2%}, run folder: {result.folder}")
 
 
+@continue_by(lambda: "Take part again with the same command.")
 def join(
     server: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Address of 'fedseal serve'.")],
     images: Annotated[
@@ -184,11 +189,14 @@ def join(
         Path | None,
         typer.Option(metavar="FILE", help="Copy of the server's pretrained weights, if they are frozen."),
     ] = None,
+    log: Log = None,
+    json_logs: JsonLogs = False,
 ) -> None:
     """Take part in a run with the images of a folder, which never leave this machine.
 
     Ends when the run ends. If the connection breaks, it waits for the server and continues.
     """
+    set_up_logs(file=log, json_lines=json_logs)
     set_up_process()
     if insecure == (key is not None):
         raise UserError("Give either --key FILE or --insecure.")
@@ -202,7 +210,6 @@ def join(
         if file and not file.is_file():
             raise UserError(f"There is no file {file}: give a copy of the server's file.")
     client_key = deploy_keys.read_client_key(key) if key else None
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # an orderly end, as with Ctrl-C
     files = client_app.OwnFiles(*(str(file.resolve()) if file else "" for file in (method, network, weights)))
     client = deploy_client.Client(server, images, memory, name or "", client_key, files)
-    client.join(wait, typer.echo)
+    client.join(wait, messages.info)

@@ -1,8 +1,8 @@
 """The command line: collects the commands, and turns errors into one sentence and an exit code."""
 
 import atexit
-import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -11,13 +11,12 @@ from importlib.metadata import version
 from typing import Annotated, NoReturn
 
 import typer
-from rich.markup import escape
 
 from fedseal.cli import data, deploy, reproduce, runs, train
-from fedseal.cli.common import errors
 from fedseal.errors import UserError
+from fedseal.system import logs
 from fedseal.system.environment import set_up_process
-from fedseal.system.processes import end_with_parent
+from fedseal.system.processes import SIGNALS, Stopped, end_with_parent, stop_on_signals
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -67,24 +66,17 @@ def run_safely(command: Callable[[], None]) -> int:
     try:
         command()
     except UserError as error:
-        errors.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        logs.log.error("%s", error, extra=logs.about(logs.ERROR))
         return error.exit_code
     except OSError as error:  # disk, permissions
-        errors.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        logs.log.error("%s", error, extra=logs.about(logs.ERROR))
         return UserError.exit_code
-    except KeyboardInterrupt:
-        errors.print("Stopped.")
-        return 130
+    except Stopped as stop:
+        logs.log.warning("%s", f"Stopped. {stop.hint}".strip(), extra=logs.about(logs.STOPPED))
+        return stop.exit_code
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else 1
     return 0
-
-
-class StderrHandler(logging.Handler):
-    """Prints log messages to stderr, one line each; a progress bar stays below them."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
 
 
 def ignore_disk_errors(error: threading.ExceptHookArgs) -> None:
@@ -95,15 +87,18 @@ def ignore_disk_errors(error: threading.ExceptHookArgs) -> None:
 
 def main() -> None:
     """Entry point of `fedseal`."""
+    logs.set_up_logs()
+    stop_on_signals()
     set_up_process()
     end_with_parent()
-    logging.getLogger("fedseal").addHandler(StderrHandler())
     threading.excepthook = ignore_disk_errors
     leave(run_safely(lambda: app(prog_name="fedseal")))
 
 
 def leave(code: int) -> NoReturn:
     """Ends the process without taking PyTorch's modules apart, which lasts half a second."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
     atexit._run_exitfuncs()
     with suppress(BrokenPipeError):
         sys.stdout.flush()

@@ -1,5 +1,6 @@
 """The command reproduce: the tables and figures of the paper, and further tables."""
 
+import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,12 @@ from rich import progress as bars
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from fedseal.cli.common import console
+from fedseal.cli.common import JsonLogs, Log, console, continue_by
 from fedseal.errors import UserError
 from fedseal.system.lazy import LazyModule
+from fedseal.system.logs import about, progress_log, set_up_logs
+from fedseal.system.logs import log as messages
+from fedseal.system.progress import RateLimit
 
 if TYPE_CHECKING:
     from fedseal.reproduce import cells, estimate, figures, measure, run_cells, store
@@ -33,6 +37,7 @@ else:
 MAX_NAMES = 4  # of outdated cells in the list
 
 
+@continue_by(lambda: "Continue with the same command.")
 def reproduce(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="A name from --list.")] = None,
     seeds: Annotated[
@@ -75,12 +80,16 @@ def reproduce(
     work: Annotated[Path, typer.Option(metavar="DIR", help="Folder in which cells are run.")] = Path(
         "runs/reproduce"
     ),
+    log: Log = None,
+    json_logs: JsonLogs = False,
 ) -> None:
     """Reproduce a table or figure of the paper.
 
     A cell is one row, column and seed. Cells that have not been measured are run; then the table shows our
     numbers beside the paper's. Stop the command at any time with Ctrl-C: the same command continues.
     """
+    set_up_logs(file=log, json_lines=json_logs)
+    console.quiet = json_logs  # no tables
     if scale not in ("paper", "reduced", "smoke"):
         raise UserError(f"--scale is '{scale}', but must be paper, reduced or smoke.")
     size: Scale = scale  # type: ignore[assignment]
@@ -104,7 +113,7 @@ def reproduce(
     missing = [cell for cell in wanted if kept.is_missing(cell, renew=renew)]
     if missing and not no_run:
         left = f"{len(missing)} of {len(wanted)} cells to run, {_format_time(missing)}, into {results}"
-        console.print(escape(left), soft_wrap=True)
+        messages.info("%s", left)
     failed = 0 if no_run else _run(run_cells.run_cells(wanted, kept, work, jobs, renew=renew))
     if table.figure:
         path = figures.draw_figure(table, kept, size)
@@ -145,14 +154,20 @@ def _run(states: "Iterator[CellsProgress]") -> int:
         bars.TimeElapsedColumn(),
         bars.TimeRemainingColumn(),
     )
+    limit = RateLimit(30)
     with bars.Progress(*columns, console=console, transient=True, speed_estimate_period=3600) as bar:
         task = bar.add_task("starting", total=None)
         for state in states:
             now = ", ".join(f"{name}, round {rounds}" for name, rounds in state.running.items())
             bar.update(task, completed=state.done, total=state.total, description=escape(now))
+            if now and limit.allows():
+                share = state.done / state.total
+                extra = about("cells", running=dict(state.running), share=round(share, 4))
+                progress_log.info("%.0f %% done; %s", 100 * share, now, extra=extra)
             for name, text in {**state.finished, **state.failed}.items():
                 if name not in printed:
-                    console.print(f"{escape(name)}: {escape(text)}", soft_wrap=True)
+                    level = logging.WARNING if name in state.failed else logging.INFO
+                    messages.log(level, "%s: %s", name, text, extra=about("cell", cell=name))
                     printed.add(name)
             failed = len(state.failed)
     return failed

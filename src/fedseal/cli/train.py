@@ -9,8 +9,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedseal.cli.common import PRESET_HELP, Assignments, console, errors, parse_assignments
+from fedseal.cli.common import (
+    PRESET_HELP,
+    Assignments,
+    JsonLogs,
+    Log,
+    console,
+    continue_by,
+    parse_assignments,
+)
 from fedseal.system.lazy import LazyModule
+from fedseal.system.logs import set_up_logs
 from fedseal.system.workers import prepare_workers
 
 if TYPE_CHECKING:
@@ -51,12 +60,15 @@ def train(
         bool, typer.Option("--baseline", help="Also train Server-SL on the same split, for comparison.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no summary.")] = False,
+    log: Log = None,
+    json_logs: JsonLogs = False,
 ) -> None:
     """Train a preset or a configuration file.
 
     The run folder then holds the model, the metrics of every round, a checkpoint and an HTML report. Stop a
-    run at any time with Ctrl-C, and continue it with --resume.
+    run at any time with Ctrl-C or SIGTERM (exit codes 130 and 143), and continue it with --resume.
     """
+    set_up_logs(quiet=quiet, file=log, json_lines=json_logs)
     if workers != 1 and engine in (None, "local"):
         prepare_workers("fedseal.engines.local")  # it and this process import PyTorch at the same time
     changes = parse_assignments(set_)
@@ -68,8 +80,14 @@ def train(
         changes["engine.name"] = engine
     config = load.load_config(source, changes)
     folder = out or run_folder.default_folder(source, config)
-    terminal = Console(quiet=quiet, highlight=False)
-    try:
+    terminal = Console(quiet=quiet or json_logs, highlight=False)
+
+    def how_to_continue() -> str:
+        words = ["fedseal", "train", str(folder / "config.toml"), "--out", str(folder), "--resume"]
+        command = shlex.join(words + ["--baseline"] * baseline)
+        return f"Continue with: {command}" if (folder / "config.toml").exists() else ""
+
+    with continue_by(how_to_continue):
         compared = None
         result = training.run_training(config, folder, resume=resume, console=terminal)
         if baseline and config.method != "server-sl":
@@ -80,12 +98,6 @@ def train(
             )
             if (folder / "report.html").stat().st_mtime < (below / "summary.json").stat().st_mtime:
                 write.rewrite_report(folder)  # now with the baseline
-    except KeyboardInterrupt:
-        words = ["fedseal", "train", str(folder / "config.toml"), "--out", str(folder), "--resume"]
-        command = shlex.join(words + ["--baseline"] * baseline)
-        begun = (folder / "config.toml").exists()
-        errors.print(f"Stopped. Continue with: {escape(command)}" if begun else "Stopped.", soft_wrap=True)
-        raise typer.Exit(130) from None
     _show_result(terminal, result, compared)
 
 

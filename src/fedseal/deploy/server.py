@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +17,7 @@ from fedseal.engines.memory_store import MemoryStore
 from fedseal.errors import UserError
 from fedseal.run_setup import RunSetup
 from fedseal.storage.run_folder import Result
+from fedseal.system.logs import log
 from fedseal.training.train import run_training
 
 
@@ -61,10 +61,9 @@ def serve(
         raise UserError(f"{config.method} needs the clients' labels: use another method, or 'fedseal train'.")
     config = deployed_config(config, images.labels)
     federation = split_server(images.read(config.data), config.data, config.seed, names)
-    notify = partial(console.print, markup=False, soft_wrap=True)
 
     def start_engine(setup: RunSetup, memories: MemoryStore) -> FlowerEngine:
-        return connect(setup, folder, endpoint, clients=clients, wait=wait, notify=notify)
+        return connect(setup, folder, endpoint, clients=clients, wait=wait, notify=log.info)
 
     return run_training(
         config, folder, resume=resume, console=console, federation=federation, start_engine=start_engine

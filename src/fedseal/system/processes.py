@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, and delayed interrupts."""
+"""Child processes that end with their parent; Ctrl-C and SIGTERM, which end a command in the same way."""
 
 import os
 import signal
@@ -6,7 +6,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PARENT = "FEDSEAL_PARENT"  # environment variable with the parent's process number
 
 
@@ -26,21 +29,42 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+class Stopped(BaseException):
+    """Ctrl-C or SIGTERM. Command-line libraries handle KeyboardInterrupt themselves; this one reaches us."""
+
+    def __init__(self, number: int) -> None:
+        self.exit_code = 128 + number  # 130 or 143, as in a shell
+        self.hint = ""  # how to continue
+
+
+def stop_on_signals() -> None:
+    """Makes Ctrl-C and SIGTERM raise `Stopped`."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise Stopped(number)
+
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as with nohup, or as a background job
+            signal.signal(number, stop)
+
+
 @contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Delays Ctrl-C until the end of the context.
+    """Delays Ctrl-C and SIGTERM until the end of the context.
 
     An exception while files are written or locks are held could leave a lock closed forever.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if not callable(before) or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    came: list[signal.Signals] = []
+    before = {number: handler for number in SIGNALS if callable(handler := signal.getsignal(number))}
+    for number in before:
+        signal.signal(number, lambda number, frame: came.append(signal.Signals(number)))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         if came:
-            before(came[0], None)
+            before[came[0]](came[0], None)

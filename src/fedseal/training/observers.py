@@ -1,10 +1,10 @@
-"""Observers of a run: events file, TensorBoard, checkpoints, warnings, progress bar.
+"""Observers of a run: events file, TensorBoard, checkpoints, log, progress bar.
 
 To add one, write a class with `__call__(event)` and `close()`, and add it to the list in `train.py`.
 """
 
 import json
-import logging
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,8 +23,8 @@ from fedseal.rounds import Progress as RunProgress
 from fedseal.storage.checkpoint import Checkpoint
 from fedseal.storage.events_file import read_events
 from fedseal.system.files import cannot_write, write_atomic
-
-log = logging.getLogger("fedseal")
+from fedseal.system.logs import about, log, progress_log
+from fedseal.system.progress import RateLimit, format_duration
 
 
 class Observer(Protocol):
@@ -86,14 +86,48 @@ class Checkpoints:
     def close(self) -> None: ...
 
 
-class Warnings:
-    """Logs problems that do not end the run."""
+class RunLog:
+    """Logs rounds and left-out clients. Rounds that follow each other quickly share a line."""
+
+    def __init__(self, rounds: int, titles: Mapping[str, str]) -> None:
+        self.rounds, self.titles, self.limit = rounds, titles, RateLimit()
+        self.clock = TimeLeft(rounds)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, LeftOut):
-            log.warning("round %d: %s is left out: %s", event.t, event.client, event.problem.reason)
+            extra = about("left-out", round=event.t, client=event.client, reason=event.problem.reason)
+            log.warning(
+                "round %d: %s is left out: %s", event.t, event.client, event.problem.reason, extra=extra
+            )
+        elif isinstance(event, PreparationStep):
+            if self.limit.allows():
+                extra = about("preparation", done=event.done, total=event.total)
+                progress_log.info("%s: %d of %d", event.what, event.done, event.total, extra=extra)
+        elif isinstance(event, RoundDone):
+            left = self.clock.after(event.metrics)
+            if self.limit.allows(always=event.t == self.rounds):
+                self._log_round(event, left)
+
+    def _log_round(self, event: RoundDone, left: float) -> None:
+        words = f"round {event.t} of {self.rounds}"
+        words += f", {format_duration(left)} left" if event.t < self.rounds else ""
+        numbers = {k: v for k, v in event.metrics.items() if isinstance(v, int | float) and k != "t"}
+        extra = about("round", round=event.t, rounds=self.rounds, seconds_left=round(left, 1), **numbers)
+        progress_log.info("%s: %s", words, status(event.metrics, self.titles), extra=extra)
 
     def close(self) -> None: ...
+
+
+class TimeLeft:
+    """Estimates the remaining seconds of a run from its last rounds."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds, self.last = rounds, deque[float](maxlen=10)
+
+    def after(self, metrics: Mapping[str, Any]) -> float:
+        """The estimate after a round with these metrics."""
+        self.last.append(sum(metrics["seconds"].values()))
+        return (self.rounds - int(metrics["t"])) * sum(self.last) / len(self.last)
 
 
 class TensorBoard:

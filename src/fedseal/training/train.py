@@ -39,6 +39,7 @@ from fedseal.storage.run_folder import (
 from fedseal.system.environment import set_up_process, used_arithmetic
 from fedseal.system.files import lock_run, write_atomic
 from fedseal.system.lazy import import_object
+from fedseal.system.logs import about, progress_log
 from fedseal.system.machine import threads, versions
 from fedseal.system.processes import defer_interrupts
 from fedseal.training.evaluate import Evaluator
@@ -47,8 +48,8 @@ from fedseal.training.observers import (
     EventLog,
     Observer,
     ProgressBar,
+    RunLog,
     TensorBoard,
-    Warnings,
 )
 
 StartEngine = Callable[[RunSetup, MemoryStore], Engine]
@@ -106,7 +107,10 @@ def run_training(
         console.print(server.model.loaded, markup=False, soft_wrap=True)
     config.selected_method().check(server)
     with lock_run(folder), threads(config.server.threads):
-        return _train(setup, server, folder, console, start_engine, started)
+        result = _train(setup, server, folder, console, start_engine, started)
+    extra = about("result", accuracy=result.accuracy, folder=str(folder))
+    progress_log.info("finished: accuracy %.2f %%, run folder %s", 100 * result.accuracy, folder, extra=extra)
+    return result
 
 
 def _train(
@@ -137,9 +141,9 @@ def _train(
             EventLog(folder / "events.jsonl", done),
             TensorBoard(folder / "tensorboard", done),
             Checkpoints(saved, memories, config.engine.checkpoint_every, config.rounds, seconds),
-            Warnings(),
+            RunLog(config.rounds, method.titles),
         ]
-        if not console.quiet:
+        if (console.is_terminal or console.is_jupyter) and not console.quiet:
             bar = ProgressBar(config.method, config.rounds, done, console, method.titles)
             observers.append(stack.enter_context(bar))
         for observer in observers:

@@ -1,0 +1,128 @@
+"""Log messages on a terminal, in a pipe and in a file."""
+
+import json
+import logging
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedseal.errors import UserError
+from fedseal.system import logs
+from fedseal.system.logs import about, log, progress_log, remove_logs, set_up_logs
+from fedseal.system.progress import RateLimit, format_duration
+
+STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d"
+
+
+@pytest.fixture(autouse=True)
+def removed() -> Iterator[None]:
+    yield
+    remove_logs()
+
+
+def say_something() -> None:
+    progress_log.info("round %d of %d", 1, 2, extra=about("round", round=1, loss=float("nan")))
+    log.info("joined\nthe server")
+    log.warning("north is left out")
+    log.warning("Stopped. Go on.", extra=about(logs.STOPPED))
+    log.error("[no] such file", extra=about(logs.ERROR))
+
+
+def test_without_a_terminal_every_line_has_its_time(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logs()
+    say_something()
+    out, err = capsys.readouterr()
+    assert re.fullmatch(f"{STAMP} info: round 1 of 2\n{STAMP} info: joined the server\n", out)
+    assert re.fullmatch(
+        f"{STAMP} warning: north is left out\nStopped. Go on.\nerror: \\[no\\] such file\n", err
+    )
+
+
+def test_quiet_shows_only_warnings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    set_up_logs(quiet=True, file=tmp_path / "log")
+    say_something()
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 3
+    assert (tmp_path / "log").read_text().count("\n") == 5
+
+
+def test_json_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    set_up_logs(json_lines=True, file=tmp_path / "new" / "log")
+    say_something()
+    out, err = capsys.readouterr()
+    shown = [json.loads(line) for line in (out + err).splitlines()]
+    kept = [json.loads(line) for line in (tmp_path / "new" / "log").read_text().splitlines()]
+    assert shown == kept
+    first = kept[0]
+    assert re.fullmatch(STAMP, first.pop("time"))
+    assert first == {
+        "level": "info", "event": "round", "message": "round 1 of 2", "round": 1, "loss": None,
+    }  # fmt: skip
+    assert [line["event"] for line in kept] == ["round", "message", "message", "stopped", "error"]
+    assert [line["level"] for line in kept] == ["info", "info", "warning", "warning", "error"]
+
+
+def test_a_terminal_shows_messages_without_time_and_leaves_progress_to_the_bar() -> None:
+    code = "from fedseal.system.logs import *; set_up_logs(); progress_log.info('bar'); log.info('joined')"
+    reader, terminal = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm"}
+    subprocess.run([sys.executable, "-c", code], stdout=terminal, check=True, env=environment)
+    os.close(terminal)
+    assert os.read(reader, 1000) == b"joined\r\n"
+    os.close(reader)
+
+
+def test_a_file_is_appended_to_and_may_be_rotated(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("before\n")
+    set_up_logs(quiet=True, file=path)
+    log.info("one")
+    path.rename(tmp_path / "log.1")
+    log.info("two")
+    assert re.fullmatch(f"before\n{STAMP} info: one\n", (tmp_path / "log.1").read_text())
+    assert re.fullmatch(f"{STAMP} info: two\n", path.read_text())
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=f"Cannot write {tmp_path}/file/log"):
+        set_up_logs(file=tmp_path / "file" / "log")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_reported_once_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logs(file=Path("/dev/full"))
+    log.info("one")
+    log.info("two")
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 2
+    assert err.count("\n") == 1 and "cannot write /dev/full any more ([Errno 28] No space" in err
+
+
+def test_nothing_is_set_up_twice() -> None:
+    set_up_logs()
+    set_up_logs()
+    assert sum(isinstance(handler, logs.ConsoleHandler) for handler in log.handlers) == 1
+    remove_logs()
+    assert not any(isinstance(handler, logs.ConsoleHandler) for handler in log.handlers)
+    assert log.level == logging.INFO
+
+
+def test_rate_limit() -> None:
+    limit = RateLimit(1000)
+    assert [limit.allows(), limit.allows(), limit.allows(always=True), limit.allows()] == [
+        True, False, True, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (200_000, "2 days")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
