@@ -18,9 +18,10 @@ LAST_ROUNDS = 10  # a run's accuracy is the mean over its last rounds, since sin
 
 @dataclass(frozen=True)
 class ClientDone:
-    """A client's reply has arrived."""
+    """A client's reply has arrived, or was given up."""
 
     t: int
+    client: str
     done: int
     total: int
 
@@ -93,7 +94,7 @@ def rounds(
                 yield LeftOut(t, names[reply.client], problem)
             else:
                 replies[reply.client] = reply
-            yield ClientDone(t, done, len(requests))
+            yield ClientDone(t, names[reply.client], done, len(requests))
         trained = [k for k, request in requests.items() if request.trains]
         check_enough(sum(k in replies for k in trained), len(trained), t, config)
         state = method.collect(current, state, {k: replies[k].packet for k in sorted(replies)}, server)

@@ -1,7 +1,7 @@
 """Options and consoles that several commands share."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +13,13 @@ from fedseal.system.processes import Stopped
 
 if TYPE_CHECKING:
     from fedseal.config import load
+    from fedseal.config.config import Config
+    from fedseal.training import dashboard, mlflow_tracker
+    from fedseal.training.observers import Observer
 else:
     load = LazyModule("fedseal.config.load")
+    dashboard = LazyModule("fedseal.training.dashboard")
+    mlflow_tracker = LazyModule("fedseal.training.mlflow_tracker")
 
 PRESET_HELP = "A name from 'fedseal presets', or a TOML file."
 
@@ -36,7 +41,37 @@ JsonLogs = Annotated[
     typer.Option("--json-logs", help="Write each message as a JSON object, and show no progress bar."),
 ]
 
+Mlflow = Annotated[
+    str | None,
+    typer.Option("--mlflow", metavar="URI|DIR", help="Also log the run to an MLflow server or folder."),
+]
+DashboardPort = Annotated[
+    int | None,
+    typer.Option(
+        "--dashboard",
+        metavar="PORT",
+        min=1,
+        max=65535,
+        help="Show the run at http://localhost:PORT while it goes on, on this machine only.",
+    ),
+]
+
 console = Console(highlight=False)
+
+
+@contextmanager
+def open_observers(
+    config: "Config", folder: Path, mlflow: str | None, port: int | None
+) -> "Iterator[list[Observer]]":
+    """The observers that the options --mlflow and --dashboard ask for."""
+    with ExitStack() as stack:
+        observers: list[Observer] = []
+        if port is not None:
+            observers.append(dashboard.Dashboard(port, config, folder))
+            stack.callback(observers[-1].close)
+        if mlflow is not None:
+            observers.append(mlflow_tracker.MLflow(mlflow, config, folder))  # training closes it
+        yield observers
 
 
 @contextmanager

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fedseal.cli.common import PRESET_HELP, Assignments, JsonLogs, Log, continue_by, parse_assignments
+from fedseal.cli.common import (
+    PRESET_HELP,
+    Assignments,
+    DashboardPort,
+    JsonLogs,
+    Log,
+    Mlflow,
+    continue_by,
+    open_observers,
+    parse_assignments,
+)
 from fedseal.errors import UserError
 from fedseal.system.environment import set_up_process
 from fedseal.system.lazy import LazyModule
@@ -125,6 +135,8 @@ def serve(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no summary.")] = False,
     log: Log = None,
     json_logs: JsonLogs = False,
+    dashboard: DashboardPort = None,
+    mlflow: Mlflow = None,
 ) -> None:
     """Train with clients on other machines.
 
@@ -143,17 +155,19 @@ def serve(
         raise UserError(f"--clients is {number}, but only {len(names)} may take part: {', '.join(names)}.")
     config = load.load_config(source, parse_assignments(set_))
     folder = out or run_folder.default_folder(source, config, "-served")
-    result = deploy_server.serve(
-        config,
-        folder,
-        superlink.Endpoint(host, port, keys),
-        deploy_server.LabelledFolders(labels, validation, test),
-        names,
-        clients=number,
-        wait=wait,
-        resume=resume,
-        console=Console(quiet=quiet or json_logs, highlight=False),
-    )
+    with open_observers(config, folder, mlflow, dashboard) as observers:
+        result = deploy_server.serve(
+            config,
+            folder,
+            superlink.Endpoint(host, port, keys),
+            deploy_server.LabelledFolders(labels, validation, test),
+            names,
+            clients=number,
+            wait=wait,
+            resume=resume,
+            console=Console(quiet=quiet or json_logs, highlight=False),
+            observers=observers,
+        )
     if not (quiet or json_logs):
         typer.echo(f"accuracy {result.accuracy:.2%}, run folder: {result.folder}")
 

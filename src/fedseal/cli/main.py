@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fedseal.cli import data, deploy, reproduce, runs, train
+from fedseal.cli import data, deploy, doctor, reproduce, runs, train
 from fedseal.errors import UserError
 from fedseal.system import logs
 from fedseal.system.environment import set_up_process
@@ -44,6 +44,7 @@ app.command(epilog="Example:  fedseal export runs/demo-seed0 --format onnx --out
 app.add_typer(data.app, name="data")
 app.command(epilog="Example:  fedseal reproduce table-fmnist-lenet --seeds 3 --jobs 2")(reproduce.reproduce)
 deploy.add_to(app)
+app.command(epilog="Example:  fedseal doctor --keys keys --port 8000")(doctor.doctor)
 
 
 def _print_version(wanted: bool) -> None:

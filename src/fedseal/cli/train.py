@@ -12,10 +12,13 @@ from rich.table import Table
 from fedseal.cli.common import (
     PRESET_HELP,
     Assignments,
+    DashboardPort,
     JsonLogs,
     Log,
+    Mlflow,
     console,
     continue_by,
+    open_observers,
     parse_assignments,
 )
 from fedseal.system.lazy import LazyModule
@@ -24,12 +27,14 @@ from fedseal.system.workers import prepare_workers
 
 if TYPE_CHECKING:
     from fedseal.config import load
-    from fedseal.report import run, titles, write
+    from fedseal.config.config import Config
+    from fedseal.report import run as report_run
+    from fedseal.report import titles, write
     from fedseal.storage import run_folder
     from fedseal.training import train as training
 else:
     load = LazyModule("fedseal.config.load")
-    run = LazyModule("fedseal.report.run")
+    report_run = LazyModule("fedseal.report.run")
     titles = LazyModule("fedseal.report.titles")
     write = LazyModule("fedseal.report.write")
     run_folder = LazyModule("fedseal.storage.run_folder")
@@ -62,6 +67,8 @@ def train(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no summary.")] = False,
     log: Log = None,
     json_logs: JsonLogs = False,
+    dashboard: DashboardPort = None,
+    mlflow: Mlflow = None,
 ) -> None:
     """Train a preset or a configuration file.
 
@@ -87,15 +94,17 @@ def train(
         command = shlex.join(words + ["--baseline"] * baseline)
         return f"Continue with: {command}" if (folder / "config.toml").exists() else ""
 
+    def run(config: "Config", folder: Path, resume: bool) -> "run_folder.Result":
+        with open_observers(config, folder, mlflow, dashboard) as observers:
+            return training.run_training(config, folder, resume=resume, console=terminal, observers=observers)
+
     with continue_by(how_to_continue):
         compared = None
-        result = training.run_training(config, folder, resume=resume, console=terminal)
+        result = run(config, folder, resume)
         if baseline and config.method != "server-sl":
             below = folder / "server-sl"
             begun = (below / "config.toml").exists()
-            compared = training.run_training(
-                training.server_only(config), below, resume=resume or begun, console=terminal
-            )
+            compared = run(training.server_only(config), below, resume or begun)
             if (folder / "report.html").stat().st_mtime < (below / "summary.json").stat().st_mtime:
                 write.rewrite_report(folder)  # now with the baseline
     _show_result(terminal, result, compared)
@@ -130,7 +139,7 @@ def _show_result(
         f" {labels['total']} labels ({labels['training']} for training, {labels['validation']} for"
         f" validation); {seconds:.0f} s"
     )
-    if missed := run.format_left_out(summary):
+    if missed := report_run.format_left_out(summary):
         terminal.print(f"replies left out: {escape(missed)}; events.jsonl says why", soft_wrap=True)
     terminal.print(f"run folder: {escape(str(result.folder))}", soft_wrap=True)
     terminal.print(f"report: {escape(str(result.folder / 'report.html'))}", soft_wrap=True)

@@ -132,6 +132,12 @@ def certified_hosts(folder: Path) -> list[str]:
     return [str(name.value) for name in names]
 
 
+def expiry(folder: Path) -> datetime:
+    """When the first of the deployment's certificates expires."""
+    certificates = [x509.load_pem_x509_certificate(_read(folder / name)) for name in ("ca.crt", "server.crt")]
+    return min(certificate.not_valid_after_utc for certificate in certificates)
+
+
 def _public_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
     """A public key in the form that Flower sends and stores."""
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)

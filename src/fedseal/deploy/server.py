@@ -18,6 +18,7 @@ from fedseal.errors import UserError
 from fedseal.run_setup import RunSetup
 from fedseal.storage.run_folder import Result
 from fedseal.system.logs import log
+from fedseal.training.observers import Observer
 from fedseal.training.train import run_training
 
 
@@ -51,6 +52,7 @@ def serve(
     wait: float,
     resume: bool,
     console: Console,
+    observers: Sequence[Observer] = (),
 ) -> Result:
     """Trains with the named clients and leaves the same run folder as `fedseal train`.
 
@@ -66,7 +68,13 @@ def serve(
         return connect(setup, folder, endpoint, clients=clients, wait=wait, notify=log.info)
 
     return run_training(
-        config, folder, resume=resume, console=console, federation=federation, start_engine=start_engine
+        config,
+        folder,
+        resume=resume,
+        console=console,
+        observers=observers,
+        federation=federation,
+        start_engine=start_engine,
     )
 
 

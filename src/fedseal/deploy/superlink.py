@@ -5,7 +5,6 @@ task from the SuperLink as Flower's SuperExec would.
 """
 
 import secrets
-import socket
 import ssl
 import time
 from collections.abc import Sequence
@@ -39,6 +38,7 @@ from fedseal.run_setup import RunSetup
 from fedseal.storage.run_folder import checkpoint_file
 from fedseal.system.files import write_atomic
 from fedseal.system.machine import versions
+from fedseal.system.ports import check_port
 
 START_SECONDS = 120.0  # for the SuperLink to start
 END_SECONDS = 10.0  # for clients to confirm the end of the run
@@ -84,15 +84,7 @@ class Endpoint:
                 f"The certificate in {self.keys} is not valid for {self.host}: create keys in a new folder"
                 f" with 'fedseal keys init NEW --host {self.host}', and give each client its new key."
             )
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        try:
-            with socket.socket(family) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((self.host, self.port))
-        except OSError as error:
-            raise UserError(
-                f"Cannot listen on {self.host}:{self.port} ({error.strerror}): choose another --port."
-            ) from error
+        check_port(self.host, self.port)
 
 
 def connect(

@@ -27,10 +27,18 @@ FLOWER = {  # no telemetry, no update checks, no installation of packages; full 
     "RAY_worker_niceness": "0",
 }
 
+# Unless you set them: no telemetry, folders as stores, and no long wait for a server that does not answer.
+MLFLOW = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ALLOW_FILE_STORE": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
+
 
 def set_up_process(arithmetic: str | None = None) -> None:
-    """Prepares this process, and those that it starts: a quiet Flower, and the arithmetic if it is given."""
-    os.environ |= FLOWER
+    """Prepares this process, and those that it starts: Flower, MLflow, and the arithmetic if it is given."""
+    os.environ |= {**MLFLOW, **os.environ, **FLOWER}
     if arithmetic is not None:
         use_arithmetic(arithmetic)
 

