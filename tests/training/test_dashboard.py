@@ -80,7 +80,10 @@ class Visitor:
     def close(self) -> None: ...
 
 
-def test_the_page_shows_a_real_run_and_changes_nothing(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_the_page_shows_a_real_run_and_changes_nothing(
+    tiny: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "fedseal")  # as the commands do
     config = load_config("fmnist-lenet", tiny | {"fedseal.bootstrap_epochs": 1})
     run, port = tmp_path / "run", free_port()
     dashboard = CountingDashboard(port, config, run)
@@ -91,7 +94,7 @@ def test_the_page_shows_a_real_run_and_changes_nothing(tiny: dict[str, Any], tmp
     accuracy = read_rounds(run)[0]["test_accuracy"]
     assert status == 200 and "1 of 2 rounds, round 2 has begun, about " in page
     assert f"<td>{accuracy:.2%}</td>" in page and 'class="c0 line"' in page
-    assert all(f"<tr><td>{k}</td><td>round 1</td><td>never</td>" in page for k in range(3))
+    assert all(f"<tr><td>client-{k}</td><td>round 1</td><td>never</td>" in page for k in range(3))
     assert "info: round 1 of 2" in page
     assert visitor.headers["Refresh"] == "3" and "'none'" in visitor.headers["Content-Security-Policy"]
     assert "://" not in page.replace("http://www.w3.org", "") and "<script" not in page
@@ -107,11 +110,12 @@ def test_the_page_shows_a_real_run_and_changes_nothing(tiny: dict[str, Any], tmp
 
 
 def test_before_the_first_round(tmp_path: Path) -> None:
-    dashboard = Dashboard(free_port(), load_config("demo"), tmp_path / "run")
+    config = load_config("demo")
+    dashboard = Dashboard(free_port(), config, tmp_path / "run")
     page = dashboard.page()
     dashboard.close()
     dashboard.close()  # the command and the training both close it
-    assert "0 of 30 rounds, starting." in page and "No client has replied yet." in page
+    assert f"0 of {config.rounds} rounds, starting." in page and "No client has replied yet." in page
 
 
 def test_clients_that_were_left_out_come_first_with_the_reason() -> None:

@@ -171,6 +171,9 @@ def find_keys(folder: Path) -> Iterator[Finding]:
         yield "fail", "keys", str(error)
         return
     days = (until - datetime.now(UTC)).days
+    if days < 0:
+        yield "fail", "certificates", f"expired on {until:%Y-%m-%d}: create new ones with 'fedseal keys init'"
+        return
     text = f"valid until {until:%Y-%m-%d} for {', '.join(hosts)}"
     advice = "; create new ones in time with 'fedseal keys init'"
     yield ("ok", "certificates", text) if days >= SOON_DAYS else ("note", "certificates", text + advice)
