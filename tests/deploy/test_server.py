@@ -185,7 +185,7 @@ def test_a_client_is_one_process_without_a_port_and_leaves_when_it_is_stopped(
     assert list(deployment.memory_folder("north").iterdir()) == []
 
     client.process.terminate()
-    assert client.wait() == 130
+    assert client.wait() == 143
     assert "Deactivated" in (deployment.run / "flower.log").read_text("utf-8")
     wait_until(lambda: server.output.count("0 of 3 clients are connected") == 2, server)
 

@@ -95,7 +95,7 @@ def test_the_page_shows_a_real_run_and_changes_nothing(
     assert status == 200 and "1 of 2 rounds, round 2 has begun, about " in page
     assert f"<td>{accuracy:.2%}</td>" in page and 'class="c0 line"' in page
     assert all(f"<tr><td>client-{k}</td><td>round 1</td><td>never</td>" in page for k in range(3))
-    assert "info: round 1 of 2" in page
+    assert "info: fedseal: rounds 1 to 2 with 3 clients" in page
     assert visitor.headers["Refresh"] == "3" and "'none'" in visitor.headers["Content-Security-Policy"]
     assert "://" not in page.replace("http://www.w3.org", "") and "<script" not in page
     assert visitor.answers["localhost/events.jsonl"][0] == 404

@@ -158,6 +158,10 @@ def _train(
             observers.append(stack.enter_context(bar))
         for observer in observers:
             stack.callback(observer.close)
+        first, number = done + 1, len(setup.federation.names)
+        extra = about("start", method=config.method, round=first, rounds=config.rounds, clients=number)
+        words = "%s: rounds %d to %d with %d clients, into %s"
+        progress_log.info(words, config.method, first, config.rounds, number, folder, extra=extra)
         progress, evaluate = resumed.progress if resumed else None, Evaluator(setup, server)
         state = progress.state if progress else Packet()
         for event in rounds(config, server, engine, setup.federation.names, evaluate, progress):
