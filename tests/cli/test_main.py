@@ -30,6 +30,7 @@ PROGRAM = Path(sys.executable).with_name("fedseal")
 COMMANDS = [
     *("train", "presets", "show", "evaluate", "report", "predict", "export", "reproduce"),
     *("data", "data list", "data get", "data show", "data clean"),
+    "doctor",
 ]
 
 

@@ -1,6 +1,6 @@
 """Observers of a run: events file, TensorBoard, checkpoints, log, progress bar.
 
-To add one, write a class with `__call__(event)` and `close()`, and add it to the list in `train.py`.
+To add one, write a class with `__call__(event)` and `close()`: docs/observers.md.
 """
 
 import json
