@@ -81,7 +81,7 @@ def test_show_explains_the_keys(fedseal: Command) -> None:
     out = fedseal("show", "fmnist-lenet", "--set", "method=semifl").out
     assert 'method = "semifl"  # the method: fedseal, ' in out
     assert "\n# flip =  # mirror images at random; left out: the data set's default (no for digits)\n" in out
-    assert "# the network; one of lenet, resnet9, resnet18\n" in out
+    assert "# the network, FILE.py:function for your own; one of lenet, resnet9, resnet18, " in out
     assert "\n[semifl]\n" in out and "# minimum confidence of a pseudo-label\n" in out
 
 

@@ -108,7 +108,7 @@ class DataSettings(Settings):
 class ModelSettings(Settings):
     """The `[model]` section."""
 
-    name: str = Field("lenet", description="the network, or FILE.py:function for your own")
+    name: str = Field("lenet", description="the network, FILE.py:function for your own")
     norm: Literal["none", "batch", "group"] = Field(
         "none", description="normalisation after convolutions: none, batch or group"
     )
