@@ -61,9 +61,12 @@ def decode_images(
         except Exception as error:  # Pillow raises many different exceptions on broken files
             return error
 
-    with ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1)) as threads:
+    threads = ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1))
+    try:
         for start in range(0, len(files), 1024):  # in blocks, to limit the decoded images in memory
             yield from threads.map(attempt, files[start : start + 1024])
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)  # a disk that hangs must not delay a stop
 
 
 def failure_reason(error: Exception) -> str:

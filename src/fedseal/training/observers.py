@@ -90,7 +90,8 @@ class RunLog:
     """Logs rounds and left-out clients. Rounds that follow each other quickly share a line."""
 
     def __init__(self, rounds: int, titles: Mapping[str, str]) -> None:
-        self.rounds, self.titles, self.limit = rounds, titles, RateLimit()
+        self.rounds, self.titles = rounds, titles
+        self.steps_limit, self.rounds_limit = RateLimit(), RateLimit()
         self.clock = TimeLeft(rounds)
 
     def __call__(self, event: Event) -> None:
@@ -100,12 +101,12 @@ class RunLog:
                 "round %d: %s is left out: %s", event.t, event.client, event.problem.reason, extra=extra
             )
         elif isinstance(event, PreparationStep):
-            if self.limit.allows():
+            if self.steps_limit.allows():
                 extra = about("preparation", done=event.done, total=event.total)
                 progress_log.info("%s: %d of %d", event.what, event.done, event.total, extra=extra)
         elif isinstance(event, RoundDone):
             left = self.clock.after(event.metrics)
-            if self.limit.allows(always=event.t == self.rounds):
+            if self.rounds_limit.allows(always=event.t == self.rounds):
                 self._log_round(event, left)
 
     def _log_round(self, event: RoundDone, left: float) -> None:
