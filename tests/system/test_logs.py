@@ -27,7 +27,7 @@ def removed() -> Iterator[None]:
 
 
 def say_something() -> None:
-    progress_log.info("round %d of %d", 1, 2, extra=about("round", round=1, loss=float("nan")))
+    progress_log.info("round %d of %d", 1, 2, extra=about("round", round=1, loss=float("nan"), level=9))
     log.info("joined\nthe server")
     log.warning("north is left out")
     log.warning("Stopped. Go on.", extra=about(logs.STOPPED))
@@ -89,10 +89,13 @@ def test_a_file_is_appended_to_and_may_be_rotated(tmp_path: Path) -> None:
     assert re.fullmatch(f"{STAMP} info: two\n", path.read_text())
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
+    set_up_logs()
     with pytest.raises(UserError, match=f"Cannot write {tmp_path}/file/log"):
         set_up_logs(file=tmp_path / "file" / "log")
+    log.error("this is still shown", extra=about(logs.ERROR))
+    assert capsys.readouterr().err == "error: this is still shown\n"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -103,6 +106,21 @@ def test_a_full_disk_is_reported_once_and_ends_nothing(capsys: pytest.CaptureFix
     out, err = capsys.readouterr()
     assert out.count("\n") == 2
     assert err.count("\n") == 1 and "cannot write /dev/full any more ([Errno 28] No space" in err
+
+
+def test_a_file_whose_folder_is_removed_is_reported_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "new" / "log"
+    set_up_logs(file=path)
+    log.info("one")
+    path.unlink()
+    path.parent.rmdir()
+    log.info("two")
+    log.info("three")
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 3
+    assert err.count("\n") == 1 and f"cannot write {path} any more ([Errno 2] No such" in err
 
 
 def test_nothing_is_set_up_twice() -> None:

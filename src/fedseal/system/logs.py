@@ -25,18 +25,18 @@ progress_log = logging.getLogger("fedseal.progress")
 ERROR, STOPPED = "error", "stopped"  # the events that end a command early
 
 
-def about(event: str, **fields: Any) -> dict[str, Any]:
+def about(event: str, /, **fields: Any) -> dict[str, Any]:
     """The `extra` of a message about an event."""
     return {"event": event, "fields": fields}
 
 
 def set_up_logs(*, quiet: bool = False, file: Path | None = None, json_lines: bool = False) -> None:
     """Sends messages to the terminal or pipe, and to a file. Replaces an earlier set-up."""
-    remove_logs()
-    log.setLevel(logging.INFO)
     handlers: list[logging.Handler] = [ConsoleHandler(quiet, json_lines)]
     if file is not None:
         handlers.append(open_log_file(file))
+    remove_logs()
+    log.setLevel(logging.INFO)
     for handler in handlers:
         handler.setFormatter(JsonFormatter() if json_lines else TextFormatter())
         log.addHandler(handler)
@@ -78,8 +78,14 @@ class ConsoleHandler(logging.Handler):
 class LogFile(WatchedFileHandler):
     """Appends to a file, and opens it again if logrotate has moved it."""
 
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except OSError:  # it cannot be opened again
+            self.handleError(record)
+
     def handleError(self, record: logging.LogRecord) -> None:
-        """A full disk must not end the run, and is reported once."""
+        """A file that can no longer be written does not end the run, and is reported once."""
         log.removeHandler(self)
         log.warning("cannot write %s any more (%s)", self.baseFilename, sys.exc_info()[1])
 
@@ -106,7 +112,8 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = {"time": _time(record), "level": record.levelname.lower()}
         line |= {"event": getattr(record, "event", "message"), "message": record.getMessage()}
-        return json.dumps(line | _finite(getattr(record, "fields", {})), ensure_ascii=False, default=str)
+        fields = _finite(getattr(record, "fields", {}))
+        return json.dumps(line | fields | line, ensure_ascii=False, default=str)
 
 
 def _time(record: logging.LogRecord) -> str:

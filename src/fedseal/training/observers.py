@@ -113,7 +113,8 @@ class RunLog:
         words = f"round {event.t} of {self.rounds}"
         words += f", {format_duration(left)} left" if event.t < self.rounds else ""
         numbers = {k: v for k, v in event.metrics.items() if isinstance(v, int | float) and k != "t"}
-        extra = about("round", round=event.t, rounds=self.rounds, seconds_left=round(left, 1), **numbers)
+        known = {"round": event.t, "rounds": self.rounds, "seconds_left": round(left, 1)}
+        extra = about("round", **(known | numbers | known))  # a method may call its numbers as it likes
         progress_log.info("%s: %s", words, status(event.metrics, self.titles), extra=extra)
 
     def close(self) -> None: ...
