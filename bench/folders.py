@@ -21,10 +21,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from bench.page import write_block
 from fedseal.data.folders import read_folders
 from fedseal.system.files import write_atomic
 from fedseal.system.machine import cores, versions
@@ -158,13 +160,24 @@ def main() -> None:
             print(f"{name}: {ratio:.2f} ({target})")
         return
     pixels = images * CHANNELS * SIZE * SIZE / 1e9
-    about = {"date": str(date.today()), "versions": versions(), "cores": cores()}
-    about |= {"images": images, "gigabytes of pixels": round(pixels, 2)}
-    steps = {}
+    about: dict[str, Any] = {"date": str(date.today()), "versions": versions(), "cores": cores()}
+    about |= {"images": images, "gigabytes of pixels": round(pixels, 2), "steps": {}}
     for step, measured in measure(images):
         print(f"{step}: " + ", ".join(f"{value} {name}" for name, value in measured.items()), flush=True)
-        steps[step] = measured
-        write_atomic(RESULTS, json.dumps(about | {"steps": steps}, indent=1) + "\n")
+        about["steps"][step] = measured
+        write_atomic(RESULTS, json.dumps(about, indent=1) + "\n")
+    write_block("folders", table(about))
+
+
+def table(about: dict[str, Any]) -> list[str]:
+    """The results as a table in Markdown."""
+    lines = ["| | memory | with mapped files |", "|---|---:|---:|"]
+    for step, found in about["steps"].items():
+        sizes = (found[name] for name in ("gigabytes", "gigabytes with mapped files"))
+        lines.append(f"| {step} | " + " | ".join(f"{size:.1f} GB" for size in sizes) + " |")
+    what = f"{about['images']:,} images of {SIZE}×{SIZE}×{CHANNELS}"
+    pixels = f"{about['gigabytes of pixels']:.1f} GB of pixels"
+    return [*lines, "", f"Measured on {about['date']}: {what}, {pixels}."]
 
 
 if __name__ == "__main__":

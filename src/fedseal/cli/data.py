@@ -105,6 +105,8 @@ def clean(
 
     Removed images are decoded again when they are needed. Published data sets are kept unless you name them
     or give --all. What a running process uses is always kept.
+
+    Without this command, your own images take up to 20 GB. Set FEDSEAL_CACHE_GB to change that.
     """
     found = cache.entries()
     chosen = _choose(found, names or [], days, all_)
