@@ -284,6 +284,32 @@ def test_an_entry_with_a_file_in_use_is_kept(home: Path) -> None:
     assert cache.remove(home / "features-1") and names() == []
 
 
+def test_a_cache_that_cannot_be_changed_is_still_read(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old pools stay there."""
+    (tmp_path / "f").write_bytes(b"1")
+    key = cache.own_images_key("folders", tmp_path, [tmp_path / "f"])
+    old = key[:-1] + ("1" if key[-1] == "0" else "0")
+    for name in (key, old):
+        cache.store(name, make(), "")
+    os.utime(home / old, (0, 0))
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        with pytest.raises(UserError, match=f"Cannot remove {home / old} .Permission denied.: remove it as"):
+            cache.remove(home / old)
+        patch.setenv("FEDSEAL_CACHE_GB", "0")
+        cache.evict()
+        assert cache.own_images_key("folders", tmp_path, [tmp_path / "f"]) == key
+    assert set(names()) == {key, old} and cache.load_cached(key) is not None
+    assert cache.own_images_key("folders", tmp_path, [tmp_path / "f"]) == key
+    assert names() == [key]
+
+
 def test_shared_files_count_once(home: Path) -> None:
     home.mkdir()
     for name in ("a", "b"):

@@ -176,7 +176,8 @@ def own_images_key(kind: str, folder: Path, files: Iterable[Path], *options: obj
     key = family + files_state(folder, files)
     for former in former_states(key):
         if time.time() - last_used(former) > 7 * 86_400:
-            remove(former)
+            with suppress(UserError):  # a cache that this user cannot change can still be read
+                remove(former)
     return key
 
 
@@ -225,9 +226,10 @@ def evict() -> None:
     for path in list(own):
         if size_of(own) <= limit:
             break
-        if remove(path):
-            own.remove(path)
-            log.info("removed %s, because the cache is larger than %s GB", path, given)
+        with suppress(UserError):
+            if remove(path):
+                own.remove(path)
+                log.info("removed %s, because the cache is larger than %s GB", path, given)
 
 
 def remove(path: Path) -> bool:
@@ -239,6 +241,10 @@ def remove(path: Path) -> bool:
                 path.rename(work / path.name)
     except FileNotFoundError:  # another process was faster
         return True
+    except OSError as error:
+        raise UserError(
+            f"Cannot remove {path} ({error.strerror}): remove it as the user that it belongs to."
+        ) from error
     return unused
 
 

@@ -102,7 +102,7 @@ def lock_folder(folder: Path, *, exclusive: bool) -> Iterator[None]:
 
 @contextmanager
 def lock_if_unused(path: Path) -> Iterator[bool]:
-    """Holds an exclusive lock on a folder or file, or yields False if a process uses it or is unknown to."""
+    """Holds an exclusive lock on a folder or file. False if a process uses it, or if locks do not work."""
     handle = os.open(path, os.O_RDONLY)
     try:
         _lock(handle, exclusive=True, wait=False)
