@@ -181,7 +181,7 @@ class Method(Settings, ABC):
     uses_clients: ClassVar[bool] = True  # if False, the client settings do not affect the result
     strong_views: ClassVar[bool] = True  # if False, the strong augmentation does not affect the result
     titles: ClassVar[Mapping[str, str]] = {}  # how metrics are called in reports, e.g. {"positive": "D⁺"}
-    explanations: ClassVar[Mapping[str, str]] = {}  # by metric: a sentence below its chart in reports
+    explanations: ClassVar[Mapping[str, str]] = {}  # by metric, or "average" for w̄: a sentence for reports
 
     def check(self, server: Server) -> None:
         """Raises a UserError if the method cannot run like this; called before anything is written."""

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from fedseal.report.write import rewrite_report
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # The page is shown in a frame, because Chromium's smallest window is 500 pixels wide.
 PROBE = """<!doctype html><meta charset=utf-8><body>
@@ -57,8 +59,12 @@ def overlap(one: list[float], other: list[float]) -> bool:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: install Debian's package chromium")
 @pytest.mark.parametrize("width", [360, 1200])
-def test_a_browser_draws_everything_readably(width: int, finished: Path, tmp_path: Path) -> None:
-    seen = browse(finished / "report.html", tmp_path, width)
+def test_a_browser_draws_everything_readably(width: int, copy: Path, tmp_path: Path) -> None:
+    late = {"event": "left-out", "t": 2, "client": "a-long-name" * 6, "reason": "it is late " * 9}
+    with (copy / "events.jsonl").open("a") as events:
+        events.write(json.dumps(late) + "\n")
+    seen = browse(rewrite_report(copy), tmp_path, width)
+    assert [late["reason"].strip(), pytest.approx(14.4)] in seen["texts"]
     kinds = [kind for kind, *_ in seen["figures"]]
     assert kinds.count("svg") >= 5 and kinds.count("table") == 2 and kinds.count("img") >= 12
     assert kinds.count("path") >= 10 and kinds.count("rect") >= 1

@@ -52,6 +52,7 @@ class FedShift(Method):
 
     titles: ClassVar[Mapping[str, str]] = {"labelled": "labelled images", "temperature": "temperature T"}
     explanations: ClassVar[Mapping[str, str]] = {
+        "average": "w̄: the average of the models that clients send back, also over the last rounds.",
         "labelled": "labelled images: client images whose label is confident enough to learn from.",
         "temperature": "T: the model's outputs are divided by T, so that its confidence agrees with its"
         " accuracy on the validation images. Above 1, the model is overconfident.",

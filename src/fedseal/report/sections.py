@@ -41,12 +41,16 @@ def accuracy_sections(run: Run) -> list[str]:
         series[f"Server-SL, {accuracy_title(name)}"] = finite_points(events, name)
     return [
         section("Accuracy", text + table(rows)),
-        section("Accuracy by round", charts.line_chart(series, percent=True) + _model_notes(run.accuracies)),
+        section(
+            "Accuracy by round", charts.line_chart(series, percent=True) + _explain(run.accuracies, [run])
+        ),
     ]
 
 
-def _model_notes(accuracies: Iterable[str]) -> str:
-    return notes(EXPLANATIONS[model_of(name)] for name in accuracies)
+def _explain(accuracies: Iterable[str], runs: Iterable[Run]) -> str:
+    """What the models with these accuracies are; a method may have its own explanation."""
+    explanations = [{**EXPLANATIONS, **run.method.explanations} for run in runs]
+    return notes(explained[model_of(name)] for name in accuracies for explained in explanations)
 
 
 def accuracy_comparison(runs: Mapping[str, Run]) -> list[str]:
@@ -65,7 +69,9 @@ def accuracy_comparison(runs: Mapping[str, Run]) -> list[str]:
     for name in names:
         series = {label: run.points(name) for label, run in runs.items()}
         title = f"Accuracy by round: {accuracy_title(name)}"
-        sections.append(section(title, charts.line_chart(series, percent=True) + _model_notes([name])))
+        sections.append(
+            section(title, charts.line_chart(series, percent=True) + _explain([name], runs.values()))
+        )
     return sections
 
 
