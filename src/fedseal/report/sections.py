@@ -39,12 +39,8 @@ def accuracy_sections(run: Run) -> list[str]:
         name = judged_by(summary, "model")
         events = [event for event in run.baseline if event["t"] <= summary["rounds"]]
         series[f"Server-SL, {accuracy_title(name)}"] = finite_points(events, name)
-    return [
-        section("Accuracy", text + table(rows)),
-        section(
-            "Accuracy by round", charts.line_chart(series, percent=True) + _explain(run.accuracies, [run])
-        ),
-    ]
+    chart = charts.line_chart(series, percent=True) + _explain(run.accuracies, [run])
+    return [section("Accuracy", text + table(rows)), section("Accuracy by round", chart)]
 
 
 def _explain(accuracies: Iterable[str], runs: Iterable[Run]) -> str:
@@ -67,11 +63,9 @@ def accuracy_comparison(runs: Mapping[str, Run]) -> list[str]:
             " same split, not their accuracies.</p>"
         )
     for name in names:
-        series = {label: run.points(name) for label, run in runs.items()}
+        chart = charts.line_chart({label: run.points(name) for label, run in runs.items()}, percent=True)
         title = f"Accuracy by round: {accuracy_title(name)}"
-        sections.append(
-            section(title, charts.line_chart(series, percent=True) + _explain([name], runs.values()))
-        )
+        sections.append(section(title, chart + _explain([name], runs.values())))
     return sections
 
 
