@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import shutil
-import sqlite3
 import statistics
 import subprocess
 import sys
@@ -103,15 +102,13 @@ def in_new_process(folder: Path, clients: int, late: bool) -> Measured:
 
 def fill(path: Path, clients: int) -> None:
     """A store with the memory of every client, after round 0."""
-    MemoryStore(path).close()
     confidences = torch.randn(EACH, 10, generator=torch.Generator().manual_seed(0)).mul(5).softmax(dim=1)
     images = {"mean": confidences, "count": torch.ones(EACH, dtype=torch.int64)}
     memory = Packet({"images": images}, {"t": 0}).to_bytes()
-    numbers = "WITH RECURSIVE numbers(k) AS (SELECT 0 UNION ALL SELECT k + 1 FROM numbers WHERE k < ? - 1)"
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("PRAGMA journal_mode = OFF")
-        db.execute(f"{numbers} INSERT INTO memories SELECT k, ? FROM numbers", (clients, memory))
-        db.commit()
+    with closing(MemoryStore(path)) as store:
+        for k in range(clients):
+            store.put(k, memory)
+        store.commit(0)
 
 
 def case(out: Path, clients: int) -> Measured:

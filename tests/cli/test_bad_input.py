@@ -18,6 +18,7 @@ from fedseal.config.load import load_config
 from fedseal.core import Packet
 from fedseal.data.catalogue import PUBLISHED
 from fedseal.storage import model_file
+from fedseal.storage.events_file import read_events
 from fedseal.training.train import train
 
 # ------------------------------------------------------------------ the command line and the configuration
@@ -336,7 +337,7 @@ def test_damaged_summary_is_rewritten_and_missing_events_are_reported(fedseal: C
     summary.unlink()
     (copy / "events.jsonl").unlink()
     fedseal(*resume).refuses(
-        f"{copy / 'events.jsonl'} is missing or damaged: delete {copy / 'checkpoint'} to"
+        f"{copy / 'events.jsonl'} is damaged, or a round is missing: delete {copy} to run it again."
     )
 
 
@@ -356,7 +357,7 @@ def test_clients_with_nan_are_left_out_and_the_run_continues(
     assert "replies left out: 2 of client-0, " in (run / "report.html").read_text("utf-8")
     reason = "its model has NaN or infinite weights (is client.lr too high?)"
     assert f"warning: round 1: client-0 is left out: {reason}\n" in answer.err
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    events = read_events(run / "events.jsonl")
     expected = {"event": "left-out", "t": 2, "client": "client-2", "reason": reason, "worker_died": False}
     assert expected in events
     rounds = [event for event in events if event["event"] == "round"]

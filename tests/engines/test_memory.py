@@ -12,6 +12,7 @@ from fedseal.data.augment import Augmenter
 from fedseal.engines import memory
 from fedseal.engines.memory import MemoryFile
 from fedseal.models import build_network
+from fedseal.system.checksums import add_checksum
 
 
 def pictures(*values: int) -> Tensor:
@@ -71,9 +72,16 @@ def test_equal_images_keep_separate_rows() -> None:
 
 
 def damaged() -> dict[str, bytes]:
-    """Unusable memories; the last one has fewer hashes than rows."""
+    """Unusable memories. One has fewer hashes than rows, one another last byte."""
     rows = memory.write(remembered(0.1, 0.2), pictures(1))
-    return {"empty": b"", "garbage": b"garbage", "long garbage": b"\xff" * 100, "rows are missing": rows}
+    changed = add_checksum(memory.write(remembered(0.1), pictures(1)))[:-1] + b"?"
+    return {
+        "empty": b"",
+        "garbage": b"garbage",
+        "long garbage": b"\xff" * 100,
+        "rows are missing": rows,
+        "changed": changed,
+    }
 
 
 @pytest.mark.parametrize("name", damaged())

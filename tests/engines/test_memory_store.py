@@ -179,6 +179,63 @@ def test_damage_found_during_a_run_is_reported(path: Path) -> None:
             store.get(client)
 
 
+def test_every_changed_byte_is_refused_or_harmless(tmp_path: Path) -> None:
+    """Changes single bytes of a store with 3 of 5 clients' memories, and reads all of them."""
+    path, memories = tmp_path / "memories.sqlite", {0: b"a" * 90, 3: b"b" * 5000, 4: b"c" * 700}
+    with closing(MemoryStore(path, "mine")) as store:
+        for client, memory in memories.items():
+            store.put(client, memory)
+        store.commit(7)
+    whole, draw, refused = path.read_bytes(), random.Random(0), 0
+    used = [place for place, byte in enumerate(whole) if byte]
+    for place in sorted({*range(120), *draw.sample(used, 400), *draw.sample(range(len(whole)), 100)}):
+        data = bytearray(whole)
+        data[place] ^= draw.randrange(1, 256)
+        path.write_bytes(data)
+        try:
+            with closing(MemoryStore(path, "mine")) as store:
+                found = {client: store.get(client) for client in range(5)}
+                assert store.t == 7
+        except UserError as error:
+            assert str(path) in str(error)
+            refused += 1
+            continue
+        assert found == dict.fromkeys(range(5), b"") | memories
+    assert refused > 300
+
+
+def test_a_lost_memory_is_noticed(path: Path) -> None:
+    """SQLite finds nothing wrong with a row that is gone or has another number."""
+    for change in (
+        "DELETE FROM memories WHERE client = 9",
+        "UPDATE memories SET client = -1 WHERE client = 9",
+    ):
+        with closing(sqlite3.connect(path)) as db:
+            db.execute(change)
+            db.commit()
+        with closing(MemoryStore(path, "mine")) as store:
+            assert store.get(8)
+            with pytest.raises(UserError, match=r"memories\.sqlite is damaged \(memories are lost\): delete"):
+                store.get(9)
+
+
+def test_a_store_without_checksums_is_continued(tmp_path: Path) -> None:
+    """As versions before 0.3 wrote it."""
+    path = tmp_path / "memories.sqlite"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE memories (client INTEGER PRIMARY KEY, memory BLOB NOT NULL)")
+        db.execute("CREATE TABLE run (fingerprint TEXT NOT NULL, t INTEGER NOT NULL)")
+        db.execute("INSERT INTO run VALUES ('mine', 4)")
+        db.execute("INSERT INTO memories VALUES (1, ?)", (b"one",))
+        db.commit()
+    with closing(MemoryStore(path, "mine")) as store:
+        assert (store.t, store.get(0), store.get(1)) == (4, b"", b"one")
+        store.put(0, b"zero")
+        store.commit(5)
+    with closing(MemoryStore(path, "mine")) as store:
+        assert (store.t, store.get(0), store.get(1)) == (5, b"zero", b"one")
+
+
 def test_full_disk_is_reported_and_the_last_commit_stays(path: Path) -> None:
     with closing(MemoryStore(path, "mine")) as store:
         store._db.execute(f"PRAGMA max_page_count = {path.stat().st_size // PAGE}")

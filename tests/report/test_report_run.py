@@ -9,12 +9,13 @@ import pytest
 
 from fedseal.errors import UserError
 from fedseal.report.run import Run, format_left_out, format_rounds
+from fedseal.storage.events_file import read_events
 
 
 def change_events(run: Path, **values: list[Any]) -> Run:
     """The run with further numbers, one value per round."""
     path = run / "events.jsonl"
-    events = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    events = read_events(path)
     for name, column in values.items():
         for event, value in zip(events, column, strict=True):
             event[name] = value

@@ -12,6 +12,7 @@ import pytest
 from conftest import TINY, Command
 from fedseal.errors import UserError
 from fedseal.report import titles, write
+from fedseal.storage.events_file import format_lines, read_events
 from fedseal.training.train import train
 
 SOURCE = Path(write.__file__).parent
@@ -158,9 +159,7 @@ def test_the_report_knows_no_method() -> None:
 
 def test_a_new_accuracy_shows_up_by_itself(copy: Path) -> None:
     path = copy / "events.jsonl"
-    path.write_text(
-        path.read_text("utf-8").replace('"test_accuracy"', '"night_accuracy": 0.5, "test_accuracy"')
-    )
+    path.write_text(format_lines(event | {"night_accuracy": 0.5} for event in read_events(path))[0])
     summary = json.loads((copy / "summary.json").read_text("utf-8"))
     summary["night_accuracy"] = summary["test_accuracy"] | {"mean_last_10": 0.5}
     (copy / "summary.json").write_text(json.dumps(summary), "utf-8")
@@ -175,7 +174,7 @@ def test_a_new_accuracy_shows_up_by_itself(copy: Path) -> None:
 def test_both_models_are_shown_by_their_names(judged: str, tiny: dict[str, Any], tmp_path: Path) -> None:
     run = train("fmnist-lenet", out=tmp_path / "run", options=tiny | {"evaluate": judged})
     text = unescape((run.folder / "report.html").read_text("utf-8"))
-    events = [json.loads(line) for line in (run.folder / "events.jsonl").read_text("utf-8").splitlines()]
+    events = read_events(run.folder / "events.jsonl")
     for key, name in (("test_accuracy", "test, wᵗ"), ("average_test_accuracy", "test, w̄")):
         measured = f"{np.mean([event[key] for event in events]):.2%}"
         assert f"<td>{name}</td><td>{measured}</td>" in text
@@ -225,7 +224,7 @@ def test_a_report_goes_where_it_is_told(fedseal: Command, copy: Path, tmp_path: 
     assert fedseal("report", copy, "--out", tmp_path / "one.html").code == 0
     assert "Confusion" in (tmp_path / "one.html").read_text("utf-8") and not (copy / "report.html").exists()
     (copy / "events.jsonl").write_text("7\n")
-    fedseal("report", copy).refuses(f"{copy / 'events.jsonl'} is missing or damaged")
+    fedseal("report", copy).refuses(f"{copy / 'events.jsonl'} is damaged in line 1")
 
 
 def test_a_run_without_its_model_has_a_report(fedseal: Command, copy: Path) -> None:

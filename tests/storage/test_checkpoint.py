@@ -62,6 +62,28 @@ def test_damaged_state_is_refused(path: Path) -> None:
     assert resume(path) == (0, b"")
 
 
+def test_every_changed_byte_of_a_state_is_refused_or_harmless(path: Path) -> None:
+    whole, refused = path.read_bytes(), 0
+    for place in range(len(whole)):
+        data = bytearray(whole)
+        data[place] ^= 0x41
+        path.write_bytes(data)
+        try:
+            found = Checkpoint.load(path, "mine")
+        except UserError as error:
+            assert str(error).startswith(f"{path} is damaged (")
+            refused += 1
+            continue
+        assert found.progress.t == 7 and found.progress.state.to_bytes() == STATE.to_bytes()
+    assert refused > len(whole) - 20  # the others are padding and the name of the checksum
+
+
+def test_a_state_without_a_checksum_is_continued(path: Path) -> None:
+    """As versions before 0.3 wrote it."""
+    path.write_bytes(Packet.from_bytes(path.read_bytes()).to_bytes())
+    assert b"sha256" not in path.read_bytes() and resume(path) == (7, b"after 7")
+
+
 class StopError(Exception):
     """Stands for the end of the process."""
 

@@ -1,6 +1,5 @@
 """Resume: a killed run gives the same result as an uninterrupted one, bit for bit."""
 
-import json
 import os
 import random
 import signal
@@ -17,6 +16,7 @@ import fedseal
 from conftest import alive, children
 from fedseal.core import Packet
 from fedseal.engines.memory_store import MemoryStore
+from fedseal.storage.events_file import read_events
 
 SMALL = {
     "rounds": 6,
@@ -69,8 +69,8 @@ def command(out: Path) -> list[str]:
 
 def events(run: Path) -> list[dict[str, Any]]:
     """The events of a run without times."""
-    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+    found = read_events(run / "events.jsonl")
+    return [{key: value for key, value in event.items() if key != "seconds"} for event in found]
 
 
 def check_same_result(cut: Path, whole: Path) -> None:

@@ -19,6 +19,7 @@ from fedseal.config.config import Config
 from fedseal.config.load import load_config
 from fedseal.data.federation import load_federation
 from fedseal.errors import UserError
+from fedseal.storage.events_file import read_events
 from fedseal.storage.run_folder import default_folder
 from fedseal.system.files import lock_run
 from fedseal.training.evaluate import evaluate
@@ -26,7 +27,7 @@ from fedseal.training.train import server_only, train
 
 
 def events(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    return read_events(run / "events.jsonl")
 
 
 def without_times(summary: dict[str, Any]) -> dict[str, Any]:

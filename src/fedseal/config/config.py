@@ -38,7 +38,9 @@ class Config(Settings):
     """A run. Its result depends on this, except for `[engine]`, and on nothing else."""
 
     method: str = Field("fedseal", description=f"the method: {', '.join(METHODS)}, or FILE.py:Class")
-    seed: int = Field(0, ge=0, description="determines the split, the initial weights and all random draws")
+    seed: int = Field(
+        0, ge=0, lt=2**63, description="determines the split, the initial weights and all random draws"
+    )
     rounds: int = Field(150, ge=1, description="number of rounds")
     cohort: int = Field(0, ge=0, description="clients sampled per round; 0: all")
     evaluate: Literal["model", "average"] = Field(

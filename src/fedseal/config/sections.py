@@ -10,6 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 FOLDER_COUNTS = ("labels", "clients", "images_per_client")
 TEST_COUNTS = ("test_per_client", "held_out_test")
 
+# Far above what is of use, and far below what overflows or exhausts the memory of a machine.
+MAX_NUMBER = 10**9
+MAX_SIZE = 4096
+MAX_THREADS = 1024
+
 
 class Settings(BaseModel):
     """Base of all sections: typed, frozen, unknown keys are errors."""
@@ -21,6 +26,8 @@ class Settings(BaseModel):
     def _reject_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation in (int, float):
             raise ValueError("a number is needed, not true or false")
+        if isinstance(value, int) and abs(value) > MAX_NUMBER and info.field_name != "seed":
+            raise ValueError(f"the number must be at most {MAX_NUMBER:,}")
         return value
 
 
@@ -68,6 +75,7 @@ class DataSettings(Settings):
     size: int = Field(
         0,
         ge=0,
+        le=MAX_SIZE,
         description="height and width to which images are resized; 0: the data set's own, folders: 32",
     )
     channels: Literal[0, 1, 3] = Field(
@@ -112,7 +120,7 @@ class ModelSettings(Settings):
     norm: Literal["none", "batch", "group"] = Field(
         "none", description="normalisation after convolutions: none, batch or group"
     )
-    width: int = Field(64, ge=4, multiple_of=4, description="channels of a ResNet's first layer")
+    width: int = Field(64, ge=4, le=512, multiple_of=4, description="channels of a ResNet's first layer")
     stem: Literal["small", "large"] = Field(
         "small",
         description="first layer of ResNet-18: small (3×3, stride 1) or large (7×7, stride 2, max-pool)",
@@ -173,14 +181,19 @@ class TrainingSettings(Settings):
     weight_decay: float = Field(0.0, ge=0, description="SGD weight decay")
     epochs: int = Field(5, ge=0, description="epochs per round")
     batch: int = Field(32, ge=1, description="batch size")
-    threads: int = Field(1, ge=1, description="CPU threads; the last bit of a sum depends on their number")
+    threads: int = Field(
+        1, ge=1, le=MAX_THREADS, description="CPU threads; the last bit of a sum depends on their number"
+    )
 
 
 class ServerTrainingSettings(TrainingSettings):
     """The `[server]` section."""
 
     threads: int = Field(
-        0, ge=0, description="CPU threads; 0: one per core, and config.toml records that number"
+        0,
+        ge=0,
+        le=MAX_THREADS,
+        description="CPU threads; 0: one per core, and config.toml records that number",
     )
     augment: Literal["none", "weak", "strong"] = Field(
         "weak", description="augmentation of the labelled images"
@@ -211,7 +224,9 @@ class EngineSettings(Settings):
     name: str = Field(
         "local", description="where clients run: local (worker processes) or flower (simulation)"
     )
-    workers: int = Field(0, ge=0, description="worker processes for the clients; 0: one per core")
+    workers: int = Field(
+        0, ge=0, le=MAX_THREADS, description="worker processes for the clients; 0: one per core"
+    )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="device of all tensors")
     arithmetic: Literal["portable", "native"] = Field(
         "portable",
@@ -219,7 +234,9 @@ class EngineSettings(Settings):
         " instructions of the processor",
     )
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
-    deadline: float = Field(600, gt=0, description="seconds that a round waits for clients on other machines")
+    deadline: float = Field(
+        600, gt=0, le=MAX_NUMBER, description="seconds that a round waits for clients on other machines"
+    )
     min_replies: int = Field(
         1, ge=0, description="usable replies that a round needs; the run stops if there are fewer"
     )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedseal.core import Images, Packet, Participant
+from fedseal.system.checksums import add_checksum, verify_checksum
 from fedseal.system.files import write_atomic
 
 log = logging.getLogger("fedseal")
@@ -37,6 +38,7 @@ class MemoryFile:
         except FileNotFoundError:
             return b""
         try:
+            verify_checksum(memory)
             packet = Packet.from_bytes(memory)
             groups = (packet.tensors.get(PER_IMAGE, {}), packet.tensors.get(HASHES, {}))
             if len({len(value) for group in groups for value in group.values()}) > 1:
@@ -47,7 +49,7 @@ class MemoryFile:
         return memory
 
     def write(self, memory: bytes) -> None:
-        write_atomic(self.path, memory)
+        write_atomic(self.path, add_checksum(memory))
 
 
 def read(memory: bytes) -> Packet:

@@ -17,7 +17,7 @@ from fedseal.replies import is_reserved
 from fedseal.report.charts import Points
 from fedseal.report.titles import MODELS
 from fedseal.storage.accuracies import judged_by
-from fedseal.storage.events_file import read_events, read_rounds
+from fedseal.storage.events_file import read_events, read_rounds, read_rounds_until
 from fedseal.storage.model_file import load
 
 Kind = Literal["count", "number", "list"]  # a list has one value per class
@@ -41,15 +41,14 @@ class Run:
         try:
             summary = json.loads(path.read_text("utf-8"))
             summary["labels"]["total"], summary["clients"], summary["validation_accuracy"]
+            rounds = int(summary["rounds"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{folder} does not contain a finished run: its summary.json is missing or damaged."
             ) from error
+        events = read_rounds_until(folder, rounds)
         logged = read_events(folder / "events.jsonl")
-        events = [event for event in logged if event["event"] == "round"]
         left_out = [event for event in logged if event["event"] == "left-out"]
-        if not events:
-            raise UserError(f"{folder / 'events.jsonl'} is missing or damaged: the report needs it.")
         config = load_config(folder / "config.toml")
         return Run(folder, config, summary, events, left_out, read_rounds(folder / "server-sl"))
 

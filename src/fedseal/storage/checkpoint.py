@@ -15,6 +15,7 @@ from fedseal.core import Packet
 from fedseal.engines.memory_store import MemoryStore
 from fedseal.errors import UserError
 from fedseal.rounds import Progress
+from fedseal.system.checksums import add_checksum, verify_checksum
 from fedseal.system.files import cannot_write, write_atomic
 
 
@@ -32,7 +33,7 @@ class Checkpoint:
         scalars = {f"state.{name}": value for name, value in state.scalars.items()}
         scalars |= {"t": self.progress.t, "seconds": self.seconds, "fingerprint": memories.fingerprint}
         following = _next(path)
-        write_atomic(following, Packet(tensors, scalars).to_bytes())
+        write_atomic(following, add_checksum(Packet(tensors, scalars).to_bytes()))
         _sync_folder(path.parent)
         memories.commit(self.progress.t)
         _replace(path, following)
@@ -41,7 +42,9 @@ class Checkpoint:
     def load(path: Path, fingerprint: str) -> "Checkpoint":
         """Reads a state; refuses a damaged one and one of another run."""
         try:
-            packet = Packet.from_bytes(path.read_bytes())
+            data = path.read_bytes()
+            verify_checksum(data)
+            packet = Packet.from_bytes(data)
             scalars = packet.scalars
             t, seconds, found = int(scalars["t"]), float(scalars["seconds"]), scalars["fingerprint"]
         except OSError as error:

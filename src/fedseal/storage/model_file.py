@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 
 from fedseal import weights
@@ -20,6 +21,8 @@ from fedseal.learn import predict_logits
 from fedseal.models import FrozenNetwork, Network, build_classifier
 from fedseal.run_setup import RunSetup
 from fedseal.storage.classifier import Classifier
+from fedseal.storage.model_header import read_header
+from fedseal.system.checksums import add_checksum, verify_checksum
 from fedseal.system.files import write_atomic
 from fedseal.system.own_code import hash_source, source_hash, split_path
 
@@ -48,7 +51,7 @@ def save_model(path: Path, values: weights.Tensors, setup: RunSetup) -> None:
         },
         "version": version("fedseal"),
     }
-    write_atomic(path, bytes(save_safetensors(values, {"fedseal": json.dumps(about)})))
+    write_atomic(path, add_checksum(save_safetensors(values, {"fedseal": json.dumps(about)})))
 
 
 def load(run: str | os.PathLike[str], network: str | os.PathLike[str] | None = None) -> Classifier:
@@ -64,9 +67,9 @@ def load(run: str | os.PathLike[str], network: str | os.PathLike[str] | None = N
     if not path.exists():
         raise UserError(f"There is no model {path}: give the folder of a finished run.")
     try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads(file.metadata()["fedseal"])
-            values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        data = path.read_bytes()
+        about = read_header(verify_checksum(data))
+        values = load_safetensors(data)
         classes, channels, size = tuple(about["classes"]), int(about["channels"]), int(about["size"])
         settings = ModelSettings.model_validate(about["model"])
         if own := split_path(settings.name):
@@ -82,8 +85,10 @@ def load(run: str | os.PathLike[str], network: str | os.PathLike[str] | None = N
         )
         weights.set_weights(model, values)
         calibration = read_calibration(about["calibration"]) if "calibration" in about else None
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError, UserError) as error:
         raise UserError(f"{path} is damaged, or not a fedseal model ({type(error).__name__}).") from error
+    if not weights.all_finite(values):
+        raise UserError(f"{path} has NaN or infinite weights: train it again with a lower learning rate.")
     return Classifier(model.eval(), classes, channels, size, calibration)
 
 

@@ -20,6 +20,8 @@ def write_atomic(path: Path, data: bytes | str) -> None:
     """Writes a file through a temporary one beside it, so that it is never half-written."""
     content = data.encode() if isinstance(data, str) else data
     try:
+        if path.exists() and not path.is_file():  # a device or the like must not be replaced by a file
+            raise UserError(f"Cannot write {path}, which is not a regular file: choose another name.")
         path.parent.mkdir(parents=True, exist_ok=True)
         work = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
         try:

@@ -3,7 +3,7 @@
 To add one, write a class with `__call__(event)` and `close()`: docs/observers.md.
 """
 
-import json
+import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,7 +21,7 @@ from fedseal.replies import is_reserved
 from fedseal.rounds import ClientDone, Event, LeftOut, RoundDone
 from fedseal.rounds import Progress as RunProgress
 from fedseal.storage.checkpoint import Checkpoint
-from fedseal.storage.events_file import read_events
+from fedseal.storage.events_file import format_line, format_lines, read_events, read_rounds_until
 from fedseal.system.files import cannot_write, write_atomic
 from fedseal.system.logs import about, log, progress_log
 from fedseal.system.progress import RateLimit, format_duration
@@ -40,8 +40,10 @@ class EventLog:
 
     def __init__(self, path: Path, resumed_from: int) -> None:
         self.path = path
+        read_rounds_until(path.parent, resumed_from)  # refuses a file that lacks a round
         kept = [event for event in read_events(path) if event["t"] <= resumed_from]
-        write_atomic(path, "".join(json.dumps(event) + "\n" for event in kept))
+        text, self.checksum = format_lines(kept)
+        write_atomic(path, text)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, RoundDone):
@@ -50,10 +52,13 @@ class EventLog:
             about = {"event": "left-out", "t": event.t, "client": event.client}
             self._add(about | {"reason": event.problem.reason, "worker_died": event.problem.worker_died})
 
-    def _add(self, line: dict[str, Any]) -> None:
+    def _add(self, event: dict[str, Any]) -> None:
+        line, self.checksum = format_line(event, self.checksum)
         try:
             with self.path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())  # a checkpoint of the round must not outlive its line
         except OSError as error:
             raise cannot_write(self.path, error) from error
 

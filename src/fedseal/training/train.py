@@ -26,7 +26,7 @@ from fedseal.rounds import rounds
 from fedseal.run_setup import RunSetup
 from fedseal.storage.accuracies import summarize
 from fedseal.storage.checkpoint import open_checkpoint
-from fedseal.storage.events_file import read_rounds
+from fedseal.storage.events_file import read_rounds_until
 from fedseal.storage.model_file import save_model
 from fedseal.storage.run_folder import (
     Result,
@@ -216,11 +216,7 @@ def _finish(folder: Path, setup: RunSetup, state: Packet, memories: MemoryStore,
 def _summarize_run(folder: Path, setup: RunSetup, judged: str, seconds: float) -> dict[str, Any]:
     """The content of `summary.json`."""
     config, federation = setup.config, setup.federation
-    events = read_rounds(folder)
-    if not any("validation_accuracy" in event for event in events):
-        raise UserError(
-            f"{folder / 'events.jsonl'} is missing or damaged: delete {folder / 'checkpoint'} to start again."
-        )
+    events = read_rounds_until(folder, config.rounds)
     return {
         "method": config.method,
         "evaluate": judged,
