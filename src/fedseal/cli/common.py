@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from fedseal.errors import UserError
 from fedseal.system.lazy import LazyModule
 from fedseal.system.processes import Stopped
 
@@ -55,6 +56,7 @@ DashboardPort = Annotated[
         help="Show the run at http://localhost:PORT while it goes on, on this machine only.",
     ),
 ]
+MAX_SECONDS = 1e9
 
 console = Console(highlight=False)
 
@@ -82,6 +84,13 @@ def continue_by(hint: Callable[[], str]) -> Iterator[None]:
     except Stopped as stop:
         stop.hint = stop.hint or hint()
         raise
+
+
+def check_seconds(value: float) -> float:
+    """Refuses what is not a time to wait, such as nan and inf."""
+    if not 0 <= value <= MAX_SECONDS:
+        raise UserError(f"--wait is {value}, but must be a number of seconds from 0 to {MAX_SECONDS:g}.")
+    return value
 
 
 def parse_assignments(texts: list[str] | None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from fedseal.cli.common import (
     JsonLogs,
     Log,
     Mlflow,
+    check_seconds,
     continue_by,
     open_observers,
     parse_assignments,
@@ -109,7 +110,10 @@ def serve(
         typer.Option(metavar="N", help="Start when N clients are connected. Default: all clients.", min=1),
     ] = None,
     wait: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Give up if they do not connect in this time.")
+        float,
+        typer.Option(
+            metavar="SECONDS", callback=check_seconds, help="Give up if they do not connect in this time."
+        ),
     ] = 600,
     test: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Labelled test images, one folder per class.")
@@ -185,7 +189,12 @@ def join(
         Path, typer.Option(metavar="DIR", help="Folder for what this client remembers between rounds.")
     ] = Path("fedseal-memory"),
     wait: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Give up if the server does not answer in this time.")
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            callback=check_seconds,
+            help="Give up if the server does not answer in this time.",
+        ),
     ] = 600,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no key.")] = False,
     name: Annotated[
@@ -216,7 +225,7 @@ def join(
         raise UserError("Give either --key FILE or --insecure.")
     if insecure and not name:
         raise UserError("With --insecure, give this client's --name.")
-    if not re.fullmatch(r".+:\d{1,5}", server) or "/" in server:
+    if not re.fullmatch(r".+:\d{1,5}", server, re.ASCII) or "/" in server:
         raise UserError(f"The server's address must be HOST:PORT, such as 10.0.0.1:8000, not '{server}'.")
     if not images.is_dir():
         raise UserError(f"There is no folder {images}: give the folder of this client's images.")

@@ -1,6 +1,7 @@
 """The command line: collects the commands, and turns errors into one sentence and an exit code."""
 
 import atexit
+import io
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ import typer
 from fedseal.cli import data, deploy, doctor, reproduce, runs, train
 from fedseal.errors import UserError
 from fedseal.system import logs
+from fedseal.system.crash import EXIT_CODE, describe_crash, is_out_of_memory
 from fedseal.system.environment import set_up_process
 from fedseal.system.processes import SIGNALS, Stopped, end_with_parent, stop_on_signals
 
@@ -63,21 +65,29 @@ def options(
 
 
 def run_safely(command: Callable[[], None]) -> int:
-    """Runs a command and returns its exit code; a user's mistake is one sentence on stderr."""
+    """Runs a command and returns its exit code; an error is one sentence on stderr, never a traceback."""
     try:
         command()
+        sys.stdout.flush()  # a full disk shows itself here
     except UserError as error:
-        logs.log.error("%s", error, extra=logs.about(logs.ERROR))
-        return error.exit_code
+        return _fail(str(error), error.exit_code)
     except OSError as error:  # disk, permissions
-        logs.log.error("%s", error, extra=logs.about(logs.ERROR))
-        return UserError.exit_code
+        return _fail(str(UserError(error)))
     except Stopped as stop:
         logs.log.warning("%s", f"Stopped. {stop.hint}".strip(), extra=logs.about(logs.STOPPED))
         return stop.exit_code
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else 1
+    except Exception as error:
+        if is_out_of_memory(error):
+            return _fail("There is not enough memory: lower data.size, model.width, a batch size or workers.")
+        return _fail(describe_crash(error), EXIT_CODE)
     return 0
+
+
+def _fail(sentence: str, code: int = UserError.exit_code) -> int:
+    logs.log.error("%s", sentence, extra=logs.about(logs.ERROR))
+    return code
 
 
 def ignore_disk_errors(error: threading.ExceptHookArgs) -> None:
@@ -88,6 +98,7 @@ def ignore_disk_errors(error: threading.ExceptHookArgs) -> None:
 
 def main() -> None:
     """Entry point of `fedseal`."""
+    _make_output_safe()
     logs.set_up_logs()
     stop_on_signals()
     set_up_process()
@@ -96,12 +107,22 @@ def main() -> None:
     leave(run_safely(lambda: app(prog_name="fedseal")))
 
 
+def _make_output_safe() -> None:
+    """Lets a terminal without Unicode, and names that are not UTF-8, print escapes instead of an error."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the shell
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115 - open until the end
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def leave(code: int) -> NoReturn:
     """Ends the process without taking PyTorch's modules apart, which lasts half a second."""
     for number in SIGNALS:  # nothing is left to stop
         signal.signal(number, lambda *_: os._exit(code))
     atexit._run_exitfuncs()
-    with suppress(BrokenPipeError):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # the reader is gone, or the disk is full
+            stream.flush()
     os._exit(code)

@@ -41,7 +41,7 @@ MAX_NAMES = 4  # of outdated cells in the list
 def reproduce(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="A name from --list.")] = None,
     seeds: Annotated[
-        int, typer.Option(metavar="N", help="Run seeds 0 to N − 1. Figures show seed 0.", min=1)
+        int, typer.Option(metavar="N", help="Run seeds 0 to N − 1. Figures show seed 0.", min=1, max=1000)
     ] = 1,
     scale: Annotated[
         str,

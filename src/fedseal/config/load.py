@@ -47,7 +47,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         raise UserError(f"--set takes KEY=VALUE, not '{text}'.")
     try:
         return key.strip(), tomllib.loads(f"value = {value.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # not TOML, or too many digits or brackets
         return key.strip(), value.strip()
 
 
@@ -73,8 +73,10 @@ def _read(source: str | os.PathLike[str], below: tuple[Path, ...] = ()) -> dict[
         text, base = file.read_text("utf-8"), None
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{source} is not valid TOML: {error}.") from None
+    except (ValueError, RecursionError) as error:  # also too many digits or brackets
+        raise UserError(f"{source} is not valid TOML: {str(error).rstrip('.')}.") from None
+    if path.is_file() and not raw:
+        raise UserError(f"{source} is empty: 'fedseal show fmnist-lenet' prints a complete file.")
     parent = raw.pop("extends", None)
     if parent is None:
         return raw

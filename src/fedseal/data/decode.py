@@ -7,17 +7,21 @@ its pixels.
 
 import io
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION, SAMPLEFORMAT, TiffImageFile
 
 from fedseal.data.pool import Pixels
+from fedseal.errors import UserError
 
 # No others: for some formats, Pillow starts external programs.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+UNSIGNED, WHITE_IS_ZERO = 1, 0  # values of TIFF tags
 
 
 # A file, its content, an image of Pillow, or an array: uint8 [H, W] or [H, W, C].
@@ -31,20 +35,36 @@ def decode_image(source: ImageSource, size: int | None, channels: int | None) ->
     if isinstance(source, np.ndarray):
         pixels = source.squeeze(2) if source.shape[2:] == (1,) else source
         return _prepare(Image.fromarray(pixels), size, channels)
+    if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
+        raise UserError("not a regular file")  # opening a FIFO would wait for ever
     with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as opened:
         return _prepare(opened, size, channels)
 
 
 def _prepare(opened: Image.Image, size: int | None, channels: int | None) -> Pixels:
-    image: Image.Image = ImageOps.exif_transpose(opened)
-    if image.mode.startswith("I;16"):  # convert() would clip at 255
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    grey = channels == 1 if channels else image.mode in ("1", "L", "LA", "I", "F")
+    image = _to_eight_bits(ImageOps.exif_transpose(opened), opened)
+    grey = channels == 1 if channels else image.mode in ("1", "L", "LA")
     image = image.convert("L" if grey else "RGB")
     if size is not None and image.size != (size, size):
         image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
     pixels = np.asarray(image)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _to_eight_bits(image: Image.Image, opened: Image.Image) -> Image.Image:
+    """Scales grey images of 12 and 16 bits, which `convert` would clip at 255. Refuses unknown ranges."""
+    tags = opened.tag_v2 if isinstance(opened, TiffImageFile) else {}
+    if any(kind != UNSIGNED for kind in tags.get(SAMPLEFORMAT, ())):
+        raise UserError("signed or floating-point pixels: convert it to 8 or 16 bits")
+    if image.mode.startswith("I;16") or (image.mode == "I" and opened.format == "PPM"):
+        bits = 12 if tags.get(BITSPERSAMPLE) == (12,) else 16
+        values = np.asarray(image)
+        if tags.get(PHOTOMETRIC_INTERPRETATION) == WHITE_IS_ZERO:
+            values = 2**bits - 1 - values
+        return Image.fromarray((values >> (bits - 8)).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise UserError("32-bit pixels: convert it to 8 or 16 bits")
+    return image
 
 
 def decode_images(
@@ -75,4 +95,6 @@ def failure_reason(error: Exception) -> str:
         return "unknown format"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if isinstance(error, UserError):
+        return str(error)
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -22,6 +22,8 @@ log = logging.getLogger("fedseal")
 
 DEFAULT_SIZE = 32
 DEFAULT_CHANNELS = 3
+# What operating systems and archives add to folders; other such names start with a dot.
+FOREIGN = {"__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "lost+found"}
 PROGRESS_FROM = 200  # files; fewer are read too fast for a progress bar
 
 
@@ -127,7 +129,7 @@ def _list_labelled(folder: Path, classes: Sequence[str] | None) -> Listing:
     labels = np.array([label for _, label in files], dtype=np.int64)
     stray = {}
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name[0] != ".":
+        if not path.is_dir() and _is_own(path.name):
             stray[str(path)] = "not in the folder of a class"
             log.warning("skipped %s: not in the folder of a class", path)
     return Listing(folder, [file for file, _ in files], labels, tuple(classes), tuple(found), stray)
@@ -143,15 +145,25 @@ def _list_unlabelled(folder: Path) -> Listing:
 def _subfolders(folder: Path) -> list[str]:
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}: check the path.")
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and _is_own(path.name))
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"The name of the folder {folder / name} is not UTF-8: rename it.") from None
+    return names
+
+
+def _is_own(name: str) -> bool:
+    return name[0] != "." and name.lower() not in FOREIGN
 
 
 def list_files(folder: Path) -> list[Path]:
     """All files in a folder and below, except hidden ones, in the same order on every machine."""
     found = []
     for where, subfolders, names in os.walk(folder):
-        subfolders[:] = [name for name in subfolders if name[0] != "."]
-        found += [Path(where, name) for name in names if name[0] != "."]
+        subfolders[:] = filter(_is_own, subfolders)
+        found += [Path(where, name) for name in filter(_is_own, names)]
     return sorted(found, key=lambda file: file.relative_to(folder).as_posix())
 
 

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedseal.errors import UserError
-from fedseal.system.files import cannot_write
+from fedseal.system.files import cannot_write, read_file
 
 VALIDITY = timedelta(days=3650)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # the server's own programs use these addresses
@@ -213,7 +213,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise UserError(
             f"Cannot read {path} ({error.strerror}): create keys with 'fedseal keys init'."

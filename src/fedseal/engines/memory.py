@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedseal.core import Images, Packet, Participant
 from fedseal.system.checksums import add_checksum, verify_checksum
-from fedseal.system.files import write_atomic
+from fedseal.system.files import read_file, write_atomic
 
 log = logging.getLogger("fedseal")
 
@@ -34,7 +34,7 @@ class MemoryFile:
     def read(self) -> bytes:
         """The stored memory; empty if there is no file, or only a damaged one."""
         try:
-            memory = self.path.read_bytes()
+            memory = read_file(self.path)
         except FileNotFoundError:
             return b""
         try:

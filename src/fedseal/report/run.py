@@ -1,6 +1,5 @@
 """A finished run, as a report reads it from its folder."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from fedseal.report.titles import MODELS
 from fedseal.storage.accuracies import judged_by
 from fedseal.storage.events_file import read_events, read_rounds, read_rounds_until
 from fedseal.storage.model_file import load
+from fedseal.storage.summary import read_summary_file
 
 Kind = Literal["count", "number", "list"]  # a list has one value per class
 
@@ -39,14 +39,12 @@ class Run:
         """Reads a run folder; the model is not needed."""
         path = folder / "summary.json"
         try:
-            summary = json.loads(path.read_text("utf-8"))
-            summary["labels"]["total"], summary["clients"], summary["validation_accuracy"]
-            rounds = int(summary["rounds"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            summary = read_summary_file(path)
+        except (OSError, ValueError) as error:
             raise UserError(
                 f"{folder} does not contain a finished run: its summary.json is missing or damaged."
             ) from error
-        events = read_rounds_until(folder, rounds)
+        events = read_rounds_until(folder, summary["rounds"])
         logged = read_events(folder / "events.jsonl")
         left_out = [event for event in logged if event["event"] == "left-out"]
         config = load_config(folder / "config.toml")

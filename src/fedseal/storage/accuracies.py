@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedseal.errors import UserError
 from fedseal.rounds import LAST_ROUNDS
 
 PREFIXES = {"model": "", "average": "average_"}  # by the state's group
@@ -37,9 +38,14 @@ def summarize(events: Sequence[Event]) -> dict[str, dict[str, Any]]:
     """For every accuracy: of the last round, the mean of the last ten rounds, and of the round that is best
     on validation (the first of equal ones)."""
     evaluated = [event for event in events if "validation_accuracy" in event]
+    names = [name for name in evaluated[-1] if name.endswith("accuracy")] if evaluated else []
+    if not names or any(name not in event for event in evaluated for name in names):
+        raise UserError(
+            "events.jsonl lacks accuracies of some rounds: delete the run's folder to run it again."
+        )
     last = [event for event in evaluated if event["t"] > evaluated[-1]["t"] - LAST_ROUNDS]
     result = {}
-    for name in [name for name in evaluated[-1] if name.endswith("accuracy")]:
+    for name in names:
         prefix = "average_" if name.startswith("average_") else ""
         best = max(evaluated, key=lambda event: (event[f"{prefix}validation_accuracy"], -event["t"]))
         result[name] = {

@@ -16,7 +16,7 @@ from fedseal.engines.memory_store import MemoryStore
 from fedseal.errors import UserError
 from fedseal.rounds import Progress
 from fedseal.system.checksums import add_checksum, verify_checksum
-from fedseal.system.files import cannot_write, write_atomic
+from fedseal.system.files import cannot_write, read_file, write_atomic
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Checkpoint:
     def load(path: Path, fingerprint: str) -> "Checkpoint":
         """Reads a state; refuses a damaged one and one of another run."""
         try:
-            data = path.read_bytes()
+            data = read_file(path)
             verify_checksum(data)
             packet = Packet.from_bytes(data)
             scalars = packet.scalars

@@ -9,11 +9,36 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedseal.errors import UserError
+from fedseal.system.files import read_file
 
 CHECKED_LINE = re.compile(r'(.*), "checksum": "([0-9a-f]{16})"}', re.DOTALL)
+
+
+Number = Annotated[int, Field(ge=-(2**63), lt=2**63)] | float
+
+
+class Event(BaseModel):
+    """The keys that every event has, and the types of all others."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    __pydantic_extra__: dict[str, Number | str | bool | list[Number | str] | dict[str, Number]]
+
+    event: str
+    t: int = Field(ge=0, lt=2**63)
+    left_out: list[str] = Field(default_factory=list)
+    seconds: dict[str, Number] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check_accuracies(self) -> Self:
+        for name, value in self.__pydantic_extra__.items():
+            if name.endswith("accuracy") and not (isinstance(value, int | float) and 0 <= value <= 1):
+                raise ValueError(f"{name} must be a number from 0 to 1")
+        return self
 
 
 def format_line(event: Mapping[str, Any], before: str) -> tuple[str, str]:
@@ -36,7 +61,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     """The events of a run; a last line that was cut off by a kill is left out. Refuses a damaged file."""
     events: list[dict[str, Any]] = []
     try:
-        *lines, _ = path.read_bytes().split(b"\n")
+        *lines, _ = read_file(path).split(b"\n")
     except FileNotFoundError:
         return events
     except OSError as error:
@@ -78,10 +103,7 @@ def _parse(line: str, before: str, *, first: bool) -> tuple[dict[str, Any], str]
     if not first and bool(checksum) != bool(before):
         raise ValueError("some lines have checksums and some have none")
     event = json.loads(line)
-    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-        raise ValueError("not an event")
-    if type(event.get("t")) is not int:
-        raise ValueError("an event without a round")
+    Event.model_validate(event)
     return event, checksum
 
 

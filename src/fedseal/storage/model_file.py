@@ -23,7 +23,7 @@ from fedseal.run_setup import RunSetup
 from fedseal.storage.classifier import Classifier
 from fedseal.storage.model_header import read_header
 from fedseal.system.checksums import add_checksum, verify_checksum
-from fedseal.system.files import write_atomic
+from fedseal.system.files import read_file, write_atomic
 from fedseal.system.own_code import hash_source, source_hash, split_path
 
 
@@ -67,7 +67,7 @@ def load(run: str | os.PathLike[str], network: str | os.PathLike[str] | None = N
     if not path.exists():
         raise UserError(f"There is no model {path}: give the folder of a finished run.")
     try:
-        data = path.read_bytes()
+        data = read_file(path)
         about = read_header(verify_checksum(data))
         values = load_safetensors(data)
         classes, channels, size = tuple(about["classes"]), int(about["channels"]), int(about["size"])

@@ -1,6 +1,5 @@
 """A run's folder: its name, whether it is free, and the result of a finished run."""
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from fedseal.methods.loader import section_name
 from fedseal.run_setup import RunSetup
 from fedseal.storage.accuracies import accuracy_name, judged_by, summarize
 from fedseal.storage.events_file import read_rounds_until
+from fedseal.storage.summary import read_summary_file
 from fedseal.system.machine import cores
 
 
@@ -105,9 +105,9 @@ def find_finished(folder: Path, config: Config) -> Result | None:
     if not all((folder / name).exists() for name in ("summary.json", "model.safetensors", "report.html")):
         return None
     try:
-        summary = json.loads(path.read_text("utf-8"))
+        summary = read_summary_file(path)
         return Result(folder, summary) if summary["rounds"] == config.rounds else None
-    except (ValueError, KeyError, TypeError):  # damaged: it is written again from the last checkpoint
+    except (OSError, ValueError):  # damaged: it is written again from the last checkpoint
         return None
 
 
@@ -121,8 +121,6 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """The summary of a finished run."""
     path = folder / "summary.json"
     try:
-        summary: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        summary["split"], summary["evaluate"]
-        return summary
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return read_summary_file(path)
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} is missing or damaged: finish the run with --resume.") from error

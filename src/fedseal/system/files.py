@@ -20,8 +20,7 @@ def write_atomic(path: Path, data: bytes | str) -> None:
     """Writes a file through a temporary one beside it, so that it is never half-written."""
     content = data.encode() if isinstance(data, str) else data
     try:
-        if path.exists() and not path.is_file():  # a device or the like must not be replaced by a file
-            raise UserError(f"Cannot write {path}, which is not a regular file: choose another name.")
+        require_regular(path)  # a device must not be replaced by a file
         path.parent.mkdir(parents=True, exist_ok=True)
         work = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
         try:
@@ -54,10 +53,23 @@ def write_new_folder(folder: Path, files: Mapping[str, bytes]) -> None:
 def hash_file(path: Path) -> str:
     """A hash of a file's content."""
     try:
+        require_regular(path)
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UserError(f"Cannot read {path} ({error.strerror}): check the path.") from error
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a regular file."""
+    require_regular(path)
+    return path.read_bytes()
+
+
+def require_regular(path: Path) -> None:
+    """Raises an OSError for a FIFO, which would block, a device or the like."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 @contextmanager
@@ -66,6 +78,7 @@ def lock_run(folder: Path) -> Iterator[None]:
     path = folder / "checkpoint" / "lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        require_regular(path)
         file = path.open("a")
     except OSError as error:
         raise cannot_write(folder, error) from error
@@ -82,7 +95,9 @@ def lock_run(folder: Path) -> Iterator[None]:
 def in_use(folder: Path) -> bool:
     """True if a process has reserved the run folder."""
     try:
-        with (folder / "checkpoint" / "lock").open() as file:
+        path = folder / "checkpoint" / "lock"
+        require_regular(path)
+        with path.open() as file:
             _lock(file.fileno(), exclusive=False, wait=False)
     except BlockingIOError:
         return True

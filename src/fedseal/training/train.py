@@ -231,7 +231,8 @@ def _summarize_run(folder: Path, setup: RunSetup, judged: str, seconds: float) -
             "total": len(federation.labelled) + len(federation.validation),
         },
         "clients": len(federation.clients),
-        "left_out": Counter(name for event in events for name in event["left_out"]),  # replies by client
+        # replies by client
+        "left_out": Counter(name for event in events for name in event.get("left_out", ())),
         "skipped_files": len(federation.pool.skipped),
         "seconds": round(seconds, 1),
         "arithmetic": used_arithmetic(),
