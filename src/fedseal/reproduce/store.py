@@ -16,7 +16,6 @@ from fedseal.errors import UserError
 from fedseal.reproduce.cells import Cell, folder_name
 from fedseal.storage.events_file import read_events, read_rounds_until
 from fedseal.storage.run_folder import Result
-from fedseal.storage.summary import read_summary_file
 from fedseal.system.files import lock_folder
 
 KEPT_FILES = ("config.toml", "events.jsonl", "summary.json")
@@ -43,10 +42,10 @@ class ResultStore:
             if path.parent.name.startswith("."):  # left by a process that was killed while it added a run
                 continue
             try:
-                summary = read_summary_file(path)
-                made_with = summary["versions"]["fedseal"]
+                summary = json.loads(path.read_text("utf-8"))
+                made_with, _ = summary["versions"]["fedseal"], summary["rounds"]
                 config = load_config(path.parent / "config.toml")
-            except (OSError, ValueError, KeyError, UserError) as error:
+            except (ValueError, KeyError, TypeError, UserError) as error:
                 raise UserError(f"{path.parent} is damaged: delete it to run the cell again.") from error
             if made_with in KNOWN_VERSIONS:
                 self.runs.setdefault(identity(config), []).append(Result(path.parent, summary))
