@@ -2,6 +2,7 @@
 # make test   lint, types and the whole test suite
 # make bench  the benchmarks, ratios in one table at the end
 # make bench-peers  other federated-learning frameworks on the same work
+# make fuzz   10,000 generated inputs; none may end in a traceback or a hang
 # make lint   ruff and mypy alone
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PEERS := .venv-peers
 
-.PHONY: setup demo test bench bench-peers lint clean
+.PHONY: setup demo test bench bench-peers fuzz lint clean
 
 setup: $(READY)
 
@@ -38,6 +39,9 @@ test: lint
 bench: setup
 	$(BIN)/fedseal data get fashion-mnist
 	$(BIN)/python -m bench
+
+fuzz: setup
+	$(BIN)/python tests/fuzz/fuzzing.py --inputs 10000 --out results/bench/fuzz.json
 
 # The frameworks see the packages of the first environment, so that all contestants use the same PyTorch.
 $(PEERS)/.ready: bench/peers/requirements.txt | setup

@@ -1,8 +1,10 @@
 """Bad input: the command prints one sentence that names it, exits with code 2, and overwrites nothing."""
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -451,3 +453,81 @@ def test_disk_that_is_full_from_the_start(
     assert not {"summary.json", "model.safetensors"} & {path.name for path in run.rglob("*")}
     if (run / "config.toml").exists():
         assert load_config(run / "config.toml").rounds == 2
+
+
+# ------------------------------------------------------------------ values that no machine can handle
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["data.size=100000"], ["'data.size' is 100000, but it should be less than or equal to 4096."]),
+        (["server.threads=100000"], ["'server.threads' is 100000", "less than or equal to 1024."]),
+        (["engine.workers=100000"], ["'engine.workers' is 100000"]),
+        (["model.width=100000"], ["'model.width' is 100000"]),
+        ([f"rounds={10**20}"], ["in 'rounds', the number must be at most 1,000,000,000."]),
+        ([f"seed={2**63}"], ["'seed' is 9223372036854775808"]),
+        (["rounds=" + "9" * 5000], ["'rounds' is "]),
+        (["rounds=" + "[" * 5000], ["'rounds' is "]),
+        (["engine.deadline=inf"], ["'engine.deadline' is inf"]),
+        (["client.lr=nan"], ["'client.lr' is nan"]),
+    ],
+)
+def test_absurd_values_are_refused(fedseal: Command, words: list[str], parts: list[str]) -> None:
+    fedseal("show", "fmnist-lenet", *(f"--set={word}" for word in words)).refuses(*parts)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "is empty: 'fedseal show fmnist-lenet' prints a complete file."),
+        ("x = " + "[" * 5000, "is not valid TOML: maximum recursion depth exceeded."),
+        ("rounds = " + "9" * 5000, "is not valid TOML: Exceeds the limit (4300 digits)"),
+    ],
+    ids=["empty", "brackets", "digits"],
+)
+def test_absurd_files_are_refused(fedseal: Command, tmp_path: Path, content: str, reason: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(content)
+    fedseal("show", path).refuses(f"{path} {reason}")
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-inf", "-1", "1e300"])
+def test_a_time_that_is_none_is_refused(fedseal: Command, tmp_path: Path, seconds: str) -> None:
+    for words in (["join", "localhost:9", "--images", tmp_path], ["serve", "demo", "--labels", tmp_path]):
+        answer = fedseal(*words, "--insecure", "--name", "north", "--wait", seconds)
+        answer.refuses(f"--wait is {float(seconds)}, but must be a number of seconds from 0 to 1e+09.")
+
+
+def test_a_device_is_not_replaced(fedseal: Command, finished: Path) -> None:
+    for words in (["report", finished, "--out"], ["predict", finished, finished, "--csv"]):
+        assert Path("/dev/full").is_char_device()
+        answer = fedseal(*words, "/dev/full")
+        assert answer.code == 2 and Path("/dev/full").is_char_device()
+    fedseal("report", finished, "--out", "/dev/full").refuses("Cannot write /dev/full (not a regular file)")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_unicode(encoding: str) -> None:
+    command = [sys.executable, "-m", "fedseal", "data", "list"]
+    done = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": encoding})
+    assert done.returncode == 0 and done.stderr == b"" and b"fashion-mnist" in done.stdout
+
+
+def test_output_that_cannot_be_written() -> None:
+    command = [sys.executable, "-m", "fedseal", "presets"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2 and done.stderr == "error: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    "key", ["rounds", "labels", "evaluate", "validation_accuracy", "versions", "seconds"]
+)
+@pytest.mark.parametrize("value", [None, [], "text"])
+def test_a_summary_with_wrong_values_is_refused(
+    fedseal: Command, copy: Path, key: str, value: object
+) -> None:
+    path = copy / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    fedseal("report", copy).refuses(f"{copy} does not contain a finished run: its summary.json is missing or")

@@ -304,3 +304,26 @@ def test_the_cache_records_the_origin(data: Path, home: Path) -> None:
     read(data)
     (key,) = (path.name for path in home.iterdir())
     assert cache.origin(key) == f"the folder {data}"
+
+
+def test_special_files_and_foreign_folders_are_left_out(data: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = read(data)
+    (data / "server" / "__MACOSX" / "cat").mkdir(parents=True)
+    for name in ("Thumbs.db", ".DS_Store", "desktop.ini"):
+        (data / "server" / "cat" / name).write_bytes(b"foreign")
+        (data / "clients" / name).write_bytes(b"foreign")
+    (data / "clients" / "ward-1" / "up").symlink_to(data / "clients")
+    assert read(data).pixels.shape == before.pixels.shape and not caplog.messages
+    os.mkfifo(data / "server" / "cat" / "fifo.png")
+    (data / "clients" / "ward-2" / "loop.png").symlink_to(data / "clients" / "ward-2" / "loop.png")
+    pool = read(data)
+    assert pool.pixels.shape == before.pixels.shape and pool.classes == ("cat", "dog")
+    assert sorted(Path(name).name for name in pool.skipped) == ["fifo.png", "loop.png"]
+    assert "fifo.png: not a readable image (not a regular file)" in caplog.text
+
+
+def test_folder_names_that_are_not_utf8_are_refused(data: Path) -> None:
+    os.mkdir(os.fsencode(data / "server") + b"/caf\xe9")
+    with pytest.raises(UserError) as caught:
+        read(data)
+    assert str(caught.value) == f"The name of the folder {data}/server/caf\\udce9 is not UTF-8: rename it."
