@@ -323,7 +323,7 @@ def test_special_files_and_foreign_folders_are_left_out(data: Path, caplog: pyte
 
 
 def test_folder_names_that_are_not_utf8_are_refused(data: Path) -> None:
-    os.mkdir(os.fsencode(data / "server") + b"/caf\xe9")
+    (data / "server" / "caf\udce9").mkdir()
     with pytest.raises(UserError) as caught:
         read(data)
     assert str(caught.value) == f"The name of the folder {data}/server/caf\\udce9 is not UTF-8: rename it."
