@@ -138,9 +138,9 @@ def test_skipped_files_and_clients_left_out_are_named_with_reasons(
     (shapes / "clients" / "north" / "<b>.png").write_text("not an image")
     run = train("folders", out=tmp_path / "run", options=own).folder
     path = run / "events.jsonl"
-    first, second = path.read_text("utf-8").splitlines()
+    first, second = read_events(path)
     lines = [{"event": "left-out", "t": t, "client": "<south>", "reason": "it is > late"} for t in (1, 2)]
-    path.write_text("\n".join([json.dumps(lines[0]), first, json.dumps(lines[1]), second]) + "\n", "utf-8")
+    path.write_text(format_lines([lines[0], first, lines[1], second])[0])
     found = sections(write.rewrite_report(run))["Problems"]
     assert "<td>&lt;south&gt;</td><td>1–2</td><td>it is &gt; late</td>" in found
     assert "/clients/north/&lt;b&gt;.png</td><td>not a readable image (unknown format)</td>" in found

@@ -120,7 +120,7 @@ class MemoryStore:
         self._has_checksums = bool(checksums)
         if checksums:
             self._all = checksums[0]
-            if not isinstance(self._all, bytes) or checksums[1] != self._checksum(self.t):
+            if not isinstance(self._all, bytes) or checksums[1:] != [self._checksum(self.t)]:
                 raise self._damaged("the round has another checksum")
 
     def _check_complete(self) -> None:
