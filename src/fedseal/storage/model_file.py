@@ -95,7 +95,7 @@ def load(run: str | os.PathLike[str], network: str | os.PathLike[str] | None = N
 def _own_network(config: Path) -> Path | None:
     """The file of your own network that a run's configuration names; None for a built-in one."""
     try:
-        found = split_path(tomllib.loads(config.read_text("utf-8"))["model"]["name"])
+        found = split_path(tomllib.loads(read_file(config).decode())["model"]["name"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found[0] if found else None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedseal.errors import UserError
+from fedseal.system.files import read_file
 
 _FILE_AND_NAME = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
 
@@ -47,8 +48,8 @@ def load_own(path: Path, name: str) -> Any:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_file(path).decode()
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a null character in the name
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UserError(f"Cannot read the Python file {path} ({reason}).") from error
 
