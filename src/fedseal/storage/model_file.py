@@ -85,7 +85,7 @@ def load(run: str | os.PathLike[str], network: str | os.PathLike[str] | None = N
         )
         weights.set_weights(model, values)
         calibration = read_calibration(about["calibration"]) if "calibration" in about else None
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError, UserError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"{path} is damaged, or not a fedseal model ({type(error).__name__}).") from error
     if not weights.all_finite(values):
         raise UserError(f"{path} has NaN or infinite weights: train it again with a lower learning rate.")
