@@ -11,6 +11,7 @@ from fedseal.core import Packet, Server
 from fedseal.data.pool import Federation, Ints
 from fedseal.engines import memory
 from fedseal.engines.memory_store import MemoryStore
+from fedseal.errors import UserError
 from fedseal.learn import predict
 from fedseal.report import charts
 from fedseal.report.charts import Floats
@@ -106,11 +107,17 @@ def explain_labels(
     run: Run, setup: RunSetup, server: Server, model: Tensors, rows: Ints, remembered: Packet
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The confidences by which the method labels a client's images, and masks of what it uses them for."""
-    return run.method.explain_labels(
-        remembered,
-        own_metrics(run.events[-1]),
-        lambda: predict(server, model, setup.images(rows)),
-    )
+    try:
+        return run.method.explain_labels(
+            remembered,
+            own_metrics(run.events[-1]),
+            lambda: predict(server, model, setup.images(rows)),
+        )
+    except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"The last round in {run.folder / 'events.jsonl'} does not fit {run.config.method}"
+            f" ({type(error).__name__}: {error}): restore the file, or run it again."
+        ) from error
 
 
 def card(federation: Federation, k: int, row: int, confidences: Tensor) -> str:
