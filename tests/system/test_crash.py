@@ -1,13 +1,21 @@
 """Unexpected errors: one sentence, exit code 70, and the traceback in a file."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fedseal.cli import main
 from fedseal.errors import UserError
-from fedseal.system import crash
+from fedseal.system import crash, logs
+
+
+@pytest.fixture(autouse=True)
+def messages() -> Iterator[None]:
+    logs.set_up_logs()
+    yield
+    logs.remove_logs()
 
 
 def fail(error: BaseException) -> None:
