@@ -10,6 +10,7 @@ import torch
 from fedseal import features
 from fedseal.config.sections import AugmentSettings, ModelSettings
 from fedseal.data.augment import Augmenter
+from fedseal.data.cache import evict
 from fedseal.errors import UserError
 from fedseal.features import Extractor, FeatureViews, extract
 from fedseal.models import build_network, make_backbone
@@ -89,6 +90,16 @@ def test_an_interruption_keeps_finished_segments(monkeypatch: pytest.MonkeyPatch
         extract(make(), 0, PIXELS, np.arange(70))
     extract(make(), 0, PIXELS, np.arange(70))
     assert calls == [32, 32, 32, 6]
+
+
+def test_features_are_evicted_when_nobody_uses_them(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = extract(make(), 1, PIXELS, rows(0))
+    monkeypatch.setenv("FEDSEAL_CACHE_GB", "0")
+    evict()
+    assert len(list(cache.glob("features-*"))) == 3 and found[rows(0)].shape == (1, 3, 84)
+    del found
+    evict()
+    assert not list(cache.glob("features-*"))
 
 
 def test_views_are_picked_at_random_by_kind() -> None:

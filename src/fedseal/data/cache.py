@@ -29,7 +29,8 @@ from fedseal.system.files import lock_folder, lock_if_unused
 log = logging.getLogger("fedseal")
 
 FORMAT = 1  # raise it when the stored content changes; older caches are then rebuilt
-OWN_IMAGES = re.compile(r"\w+-[0-9a-f]{16}-[0-9a-f]{24}")  # keys from `own_images_key`
+# Keys from `own_images_key`, and features of images.
+OWN_IMAGES = re.compile(r"\w+-[0-9a-f]{16}-[0-9a-f]{24}|features-[0-9a-f]{24}")
 DEFAULT_LIMIT_GB = "20"
 
 FileState = tuple[str, int, int]  # name, size and modification time of a file
@@ -215,7 +216,7 @@ def size_of(paths: Iterable[Path]) -> int:
 
 
 def evict() -> None:
-    """Removes the least recently used pools of own images until all of them fit into FEDSEAL_CACHE_GB."""
+    """Removes pools and features of images, the least recently used first, until FEDSEAL_CACHE_GB is kept."""
     given = os.environ.get("FEDSEAL_CACHE_GB") or DEFAULT_LIMIT_GB
     if not re.fullmatch(r"\d+(\.\d+)?(e[-+]?\d+)?", given):
         raise UserError(
