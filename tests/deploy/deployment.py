@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +136,19 @@ class Deployment:
         local = {"data.path": str(self.images), "engine.workers": 1}
         train("folders", out=folder, options=self.settings | local)
         return folder
+
+
+def create_keys_at(shift: timedelta, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keys with certificates that were created in the past or in the future; returns the key of north."""
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) + shift
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keys, "datetime", Clock)
+        return keys.create_keys(folder, [], ["north"])[0]
 
 
 def free_port() -> int:

@@ -1,10 +1,14 @@
 """A client's connection to the SuperLink: lost connections, restarted servers, incomplete requests."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+
+from conftest import draw
 
 pytest.importorskip("flwr")
 
@@ -22,10 +26,13 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedseal.core import Packet
+from fedseal.deploy import client
 from fedseal.deploy import connection as module
 from fedseal.deploy.connection import Connection
-from fedseal.engines.flower.task import pack, unpack
+from fedseal.engines.flower.task import END_OF_RUN, ClientTask, pack, unpack
 from fedseal.errors import UserError
+from fedseal.system.version import fedseal_version
 
 LOST = httpx.ReadError("lost")
 
@@ -193,7 +200,7 @@ def test_a_restarted_server_is_joined_again(
     assert unpack(connection.receive().content) == b"request"
     assert messages == [
         "the connection is lost: trying again",
-        "waiting for the server at server:1",
+        "the server at server:1 does not answer: waiting for it up to 60 seconds",
         "joined server:1",
     ]
 
@@ -207,6 +214,20 @@ def test_heartbeats_join_a_restarted_server_during_training(
         wait_until(lambda: link.online)
     assert link.calls.count("ActivateNode") == 2
     assert link.calls[-2:] == ["DeactivateNode", "UnregisterNode"] and not link.online
+
+
+def test_a_lost_server_is_reported_once_during_training(
+    connection: Connection, link: FakeSuperLink, messages: list[str]
+) -> None:
+    link.fails = {"SendNodeHeartbeat": [LOST, LOST]}
+    with connection:
+        wait_until(lambda: not link.fails["SendNodeHeartbeat"])
+        link.restart()
+        wait_until(lambda: link.online)
+        assert messages == ["the server at server:1 does not answer: waiting for it up to 60 seconds"]
+        wait_until(lambda: not connection._told)
+        link.fails = {"SendNodeHeartbeat": [LOST]}
+        wait_until(lambda: len(messages) == 2)  # another interruption
 
 
 def test_a_client_joins_again_after_a_long_interruption(connection: Connection, link: FakeSuperLink) -> None:
@@ -233,7 +254,7 @@ def test_a_reply_is_delivered_when_the_server_is_back(
     assert isinstance(received, Message) and unpack(received.content) == b"reply"
     assert received.metadata.reply_to_message_id == reply.metadata.reply_to_message_id
     assert link.calls.count("ActivateNode") == 1  # a new connection would make the server repeat its request
-    assert messages == ["waiting for the server at server:1"]
+    assert messages == ["the server at server:1 does not answer: waiting for it up to 60 seconds"]
 
 
 def test_a_reply_that_is_not_expected_any_more_is_dropped(
@@ -254,8 +275,31 @@ def test_a_client_gives_up_if_the_server_does_not_come_back(
     reply = reply_to(link, connection)
     connection.wait = 0
     link.fails = {"PushMessages": [LOST]}
-    with pytest.raises(UserError, match="No server answered at server:1"):
+    with pytest.raises(UserError, match=r"server:1 has not answered for 0 seconds: its run may have ended"):
         connection.send(reply)
+
+
+def test_a_client_says_that_the_server_has_started_another_run(
+    connection: Connection,
+    link: FakeSuperLink,
+    messages: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    about = {"client": "north", "version": fedseal_version(), "classes": 2, "channels": 3, "size": 8}
+    for run in ("a" * 32, "a" * 32, "b" * 32):
+        task = ClientTask(run=run, config={"method": "none", "model": {}}, arithmetic="portable", **about)
+        link.requests.append(Message(pack(Packet().to_bytes(), task), link.node, MessageType.TRAIN))
+    end = RecordDict({END_OF_RUN: ConfigRecord({})})
+    link.requests.append(Message(end, link.node, MessageType.QUERY))
+    draw(tmp_path / "images" / "a.png", "circle", np.random.default_rng(0))
+    monkeypatch.setattr(client, "Connection", lambda *arguments: connection)
+    client.Client("server:1", tmp_path / "images", tmp_path / "memory", "north", None).join(
+        60, messages.append
+    )
+    failed = "failed: the server uses the method none: join with --method and a copy of that file"
+    other = "the server has started another run: the former one has ended or was given up"
+    assert messages == ["joined server:1", failed, failed, other, failed, "the run has ended"]
 
 
 def test_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from fedseal.deploy.guard import GUARD_FILE, MAX_REQUEST_BYTES, Guard, admit_clients
+from fedseal.deploy.guard import GUARD_FILE, MAX_REQUEST_BYTES, Guard, admit_clients, refused_file
+from fedseal.system.version import fedseal_version
 
 
 def check(path: str, sender: str, **headers: str) -> int:
+    headers = {"fedseal_version": fedseal_version()} | headers
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {"path": path, "headers": raw, "client": (sender, 9), "server": ("10.0.0.1", 8000)}
     return Guard(None).check(scope)  # type: ignore[arg-type]
@@ -21,7 +23,7 @@ def guard_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_clients_need_a_registered_key(guard_file: Path) -> None:
     assert check("/v1/fleet/x", "10.0.0.2") == 503  # not ready yet
-    admit_clients(guard_file, [b"key"])
+    admit_clients(guard_file, {b"key": "north"})
     assert check("/v1/fleet/x", "10.0.0.2", flwr_public_key="a2V5") == 200  # base64
     assert check("/v1/fleet/x", "10.0.0.2", flwr_public_key="b3RoZXI=") == 403
     assert check("/v1/fleet/x", "10.0.0.2") == 403
@@ -30,10 +32,31 @@ def test_clients_need_a_registered_key(guard_file: Path) -> None:
 
 
 def test_large_requests_are_refused(guard_file: Path) -> None:
-    admit_clients(guard_file, [b"key"])
+    admit_clients(guard_file, {b"key": "north"})
     too_large = str(MAX_REQUEST_BYTES + 1)
     assert check("/v1/fleet/x", "10.0.0.2", flwr_public_key="a2V5", content_length=too_large) == 413
     assert check("/v1/fleet/x", "10.0.0.2", flwr_public_key="a2V5", transfer_encoding="chunked") == 413
+
+
+def test_other_versions_are_refused_and_named_once(guard_file: Path) -> None:
+    major, minor, *_ = fedseal_version().split(".")
+    admit_clients(guard_file, {b"key": "north"})
+    guard = Guard(None)  # type: ignore[arg-type]
+    for version, status in (
+        (f"{major}.{minor}.99", 200),
+        (f"{major}.{minor}9.0", 426),
+        (f"{major}.{minor}9.0", 426),
+        (f"9{major}.{minor}.0", 426),
+        ("", 426),
+        ("1.0\nforged line", 426),
+    ):
+        assert guard.check_client("a2V5", version) == status
+    assert guard.check_client("b3RoZXI=", "9.9.9") == 403  # strangers are not named
+    assert refused_file(guard_file).read_text("utf-8").splitlines() == [
+        f"north has fedseal {major}.{minor}9.0",
+        f"north has fedseal 9{major}.{minor}.0",
+        "north has fedseal of an unknown version",
+    ]
 
 
 def test_operators_must_be_on_the_same_machine() -> None:

@@ -4,23 +4,30 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from conftest import Command
+from conftest import Command, draw
 
 pytest.importorskip("flwr")
 
 import uvicorn
-from deployment import free_port
+from deployment import create_keys_at, free_port
 
 from fedseal.core import Packet
+from fedseal.data.folder_cache import NoImageError
 from fedseal.deploy import keys
-from fedseal.deploy.client import describe_round
+from fedseal.deploy.client import describe_round, public_reason
 from fedseal.deploy.connection import Connection
+from fedseal.deploy.obstacles import same_key
+from fedseal.engines.flower.client_app import TaskRefusedError
 from fedseal.errors import UserError
+from fedseal.system.files import write_atomic
 
 
 @contextmanager
@@ -33,7 +40,8 @@ def listening(*statuses: int, folder: Path | None = None, host: str = "127.0.0.1
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         status = left.pop(0) if len(left) > 1 else left[0]
-        await send({"type": "http.response.start", "status": status, "headers": []})
+        headers = [(b"fedseal-version", b"7.8.9")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
 
     options: dict[str, Any] = {"lifespan": "off", "ws": "none", "log_level": "critical"}
@@ -67,7 +75,8 @@ def key(tmp_path: Path) -> Path:
 def test_the_server_is_waited_for_until_it_is_ready(key: Path, tmp_path: Path) -> None:
     with listening(503, 503, 200, folder=tmp_path / "keys") as port:
         messages = connect(port, key)
-    assert messages == [f"waiting for the server at 127.0.0.1:{port}", f"joined 127.0.0.1:{port}"]
+    waiting = f"the server at 127.0.0.1:{port} does not answer: waiting for it up to 60 seconds"
+    assert messages == [waiting, f"joined 127.0.0.1:{port}"]
 
 
 @pytest.mark.parametrize(
@@ -82,9 +91,20 @@ def test_a_client_is_refused(status: int, reason: str, key: Path, tmp_path: Path
 def test_an_earlier_connection_is_waited_for(key: Path, tmp_path: Path) -> None:
     with listening(412, 412, 200, folder=tmp_path / "keys") as port:
         messages = connect(port, key)
-    assert len(messages) == 2 and "still lists an earlier connection" in messages[0]
-    with listening(412, folder=tmp_path / "keys") as port, pytest.raises(UserError, match="stop its"):
+    assert len(messages) == 2 and "another connected client with this key: stop the other" in messages[0]
+    with listening(412, folder=tmp_path / "keys") as port, pytest.raises(UserError, match="add-client"):
         connect(port, key, wait=0)
+
+
+def test_another_connection_with_the_same_key_is_not_waited_for_long() -> None:
+    assert same_key("server", 600).seconds == 35  # a client that was killed is gone after 30
+    assert same_key("server", 10).seconds == 10
+
+
+def test_a_server_of_another_version_is_refused(key: Path, tmp_path: Path) -> None:
+    with listening(426, folder=tmp_path / "keys") as port, pytest.raises(UserError) as caught:
+        connect(port, key)
+    assert "has fedseal 7.8.9" in str(caught.value) and r"install fedseal 7.8.* on" in str(caught.value)
 
 
 def test_a_certificate_of_another_ca_is_refused(key: Path, tmp_path: Path) -> None:
@@ -92,6 +112,18 @@ def test_a_certificate_of_another_ca_is_refused(key: Path, tmp_path: Path) -> No
     with listening(200, folder=tmp_path / "other") as port, pytest.raises(UserError) as caught:
         connect(port, key)
     assert "not the server that this key is for" in str(caught.value)
+
+
+def test_a_certificate_outside_its_dates_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedseal: Command
+) -> None:
+    draw(tmp_path / "photos" / "a.png", "circle", np.random.default_rng(0))
+    options = ("--images", tmp_path / "photos", "--memory", tmp_path / "memory")
+    for days, reason in ((-4000, "has expired"), (10, "is not valid yet")):
+        key = create_keys_at(timedelta(days=days), tmp_path / reason, monkeypatch)
+        with listening(200, folder=tmp_path / reason) as port:
+            answer = fedseal("join", f"127.0.0.1:{port}", "--key", key, *options)
+        answer.refuses(f"The certificate of 127.0.0.1:{port} {reason}", "this machine's clock", "keys init")
 
 
 def test_a_certificate_for_another_host_is_refused(key: Path, tmp_path: Path) -> None:
@@ -130,21 +162,52 @@ def test_a_server_that_ends_during_the_handshake_is_waited_for(key: Path) -> Non
         with pytest.raises(UserError, match="No server answered"):
             connection.connect()
         thread.join()
-    assert messages == [f"waiting for the server at 127.0.0.1:{port}"]
+    assert messages == [f"the server at 127.0.0.1:{port} does not answer: waiting for it up to 1 seconds"]
 
 
 def test_errors_of_a_client(key: Path, fedseal: Command, tmp_path: Path) -> None:
-    join = ("--images", tmp_path, "--key", key, "--memory", tmp_path / "memory", "--wait", 0)
+    photos, junk = tmp_path / "photos", tmp_path / "junk"
+    draw(photos / "a.png", "circle", np.random.default_rng(0))
+    junk.mkdir()
+    join = ("--images", photos, "--key", key, "--memory", tmp_path / "memory", "--wait", 0)
     fedseal("join", "server", *join).refuses("HOST:PORT", "'server'")
     fedseal("join", "a..b:8000", *join).refuses("HOST:PORT", "'a..b:8000'")
     fedseal("join", "localhost:1", "--images", tmp_path / "none", "--key", key).refuses("There is no folder")
     fedseal("join", "localhost:1", "--images", tmp_path, "--key", tmp_path / "keys/ca.crt").refuses(
         "not a client's key"
     )
-    fedseal("join", "localhost:1", "--images", tmp_path, "--key", key, "--memory", key).refuses(
-        "Cannot write"
-    )
+    fedseal("join", "localhost:1", "--images", photos, "--key", key, "--memory", key).refuses("Cannot write")
+    refused = ("join", "localhost:1", "--images", junk, "--key", key, "--memory", tmp_path / "never")
+    fedseal(*refused).refuses(f"{junk} has no images (it is empty)", "give the folder")
+    (junk / "notes.txt").write_text("not an image")
+    fedseal(*refused).refuses(f"{junk} has no images (none of its 1 files is a readable image)")
+    assert not (tmp_path / "never").exists()
+    if not torch.cuda.is_available():
+        fedseal("join", "localhost:1", *join, "--device", "cuda").refuses(
+            "--device is 'cuda'", "no such device"
+        )
     fedseal("join", f"127.0.0.1:{free_port()}", *join).refuses("No server answered", "check host and port")
+
+
+def test_the_server_is_told_a_reason_without_private_text(tmp_path: Path) -> None:
+    (tmp_path / "secret").touch()
+    with pytest.raises(UserError) as full:
+        write_atomic(tmp_path / "secret" / "file", "text")
+    assert "secret" in str(full.value)
+    for error, reason in (
+        (full.value, "it cannot read or write a file (File exists)"),
+        (
+            PermissionError(13, "Permission denied", "secret.png"),
+            "it cannot read or write a file (Permission",
+        ),
+        (NoImageError("secret has no images"), "it has no readable image"),
+        (MemoryError("secret"), "it is out of memory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "it is out of memory"),
+        (TaskRefusedError("the server has fedseal 9.0.0"), "the server has fedseal 9.0.0"),
+        (ValueError("secret"), "ValueError, see the client's own output"),
+    ):
+        told = public_reason(error)
+        assert told.startswith(reason) and "secret" not in told
 
 
 def test_a_round_is_described_in_one_line() -> None:

@@ -24,6 +24,7 @@ def test_init_creates_all_files_and_keeps_secrets(tmp_path: Path, fedseal: Comma
         "keys", "init", folder, "--host", "server.example", "--host", "10.0.0.1", "--client", "a"
     )
     assert answer.code == 0 and "give this file to client a only" in answer.out
+    assert "clients reach the server as server.example, 10.0.0.1 or localhost" in answer.out
     assert [mode(folder / name) for name in ("ca.key", "server.key", "clients/a.key")] == [0o600] * 3
     assert set(keys.certified_hosts(folder)) == {
         "server.example",
@@ -37,6 +38,11 @@ def test_init_creates_all_files_and_keeps_secrets(tmp_path: Path, fedseal: Comma
         keys.read_registered(folder) == {"a": key.public}
         and key.ca_certificate == (folder / "ca.crt").read_bytes()
     )
+
+
+def test_init_without_a_host_says_that_other_machines_are_excluded(tmp_path: Path, fedseal: Command) -> None:
+    answer = fedseal("keys", "init", tmp_path / "keys")
+    assert answer.code == 0 and "localhost only" in answer.out and "--host" in answer.out
 
 
 def test_the_certificate_passes_a_strict_check(tmp_path: Path) -> None:

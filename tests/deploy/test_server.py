@@ -3,6 +3,7 @@
 import json
 import socket
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,15 @@ from conftest import Command, same_weights
 
 pytest.importorskip("flwr")
 
-from deployment import NAMES, Deployment, Processes, images, processes, wait_until  # noqa: F401
+from deployment import (  # noqa: F401
+    NAMES,
+    Deployment,
+    Processes,
+    create_keys_at,
+    images,
+    processes,
+    wait_until,
+)
 
 from fedseal.core import Packet
 from fedseal.deploy import keys
@@ -20,6 +29,7 @@ from fedseal.storage.events_file import read_events, read_rounds
 from fedseal.storage.model_file import load
 from fedseal.storage.run_folder import checkpoint_file
 from fedseal.system.lazy import import_object
+from fedseal.system.version import fedseal_version
 
 
 def test_a_deployment_equals_the_local_engine_and_refuses_strangers(
@@ -85,7 +95,7 @@ def run_faulty_client(*arguments, **options):
     elif fault == "raises":
         raise RuntimeError("a secret of this client")
     elif fault == "slow":
-        time.sleep(600)
+        time.sleep(35)  # longer than the deadline
     elif fault == "garbled":
         Message.deflate = lambda self, usual=Message.deflate: usual(self)[:-40] + b"!" * 40
     return reply, memory
@@ -99,7 +109,7 @@ REASONS = {
     "shape": "other names, shapes or types",
     "huge": "its reply is too large",
     "keys": "other names, shapes or types",
-    "raises": "it failed: RuntimeError",
+    "raises": "it failed: RuntimeError, see the client's own output",
     "slow": "no reply within 25 seconds",
     "garbled": "its reply cannot be read",
 }
@@ -116,6 +126,8 @@ def test_faulty_clients_do_not_stop_a_run(processes: Processes, images: Path) ->
     faulty = {fault: deployment.join(fault, program=("-c", FAULTY_CLIENT, fault)) for fault in REASONS}
     assert server.wait() == 0, server.output
     assert correct.wait() == 0, correct.output
+    slow = faulty["slow"]  # it comes back after the end of the run, and learns it
+    assert slow.wait() == 0 and "the run has ended" in slow.output
     events = read_events(deployment.run / "events.jsonl")
     for fault, reason in REASONS.items():
         reasons = [e["reason"] for e in events if e["event"] == "left-out" and e["client"] == fault]
@@ -139,6 +151,7 @@ def test_a_deployment_without_tls_and_keys(processes: Processes, images: Path) -
         processes.start(
             *("join", f"127.0.0.1:{processes.port}", "--insecure", "--name", name),
             *("--images", images / "clients" / name, "--memory", processes.folder / "memory"),  # shared
+            *("--device", "cpu", "--threads", 1),
         )
         for name in NAMES
     ]
@@ -162,6 +175,9 @@ def test_client_and_server_are_killed_and_continue(processes: Processes, images:
     clients["north"].kill()
     clients["north"] = deployment.join("north")
     assert resumed.wait() == 0, resumed.output
+    assert [client.wait() for client in clients.values()] == [0, 0, 0]  # each learns that the run has ended
+    model = (deployment.memory_folder("north") / "model.safetensors").read_bytes()
+    assert model == (deployment.run / "model.safetensors").read_bytes()
 
     assert [event["t"] for event in read_rounds(deployment.run)] == [1, 2, 3, 4]
     memory = Packet.from_bytes(deployment.memory("north").read_bytes())
@@ -169,10 +185,21 @@ def test_client_and_server_are_killed_and_continue(processes: Processes, images:
     assert same_weights(deployment.run, deployment.train_locally())
 
 
-def test_a_client_is_one_process_without_a_port_and_leaves_when_it_is_stopped(
+# A real client that has another version of fedseal.
+OTHER_VERSION = """
+from importlib import metadata
+usual = metadata.version
+metadata.version = lambda name: "9.8.7" if name == "fedseal" else usual(name)
+from fedseal.cli.main import main
+main()
+"""
+
+
+def test_clients_before_the_first_round(
     processes: Processes,  # noqa: F811
     images: Path,  # noqa: F811
 ) -> None:
+    """A client is one process without a port, others are refused, and it says when the server is gone."""
     deployment = Deployment(processes, images, rounds=1)
     server = deployment.serve()
     wait_until(lambda: "listening" in server.output, server)
@@ -184,10 +211,27 @@ def test_a_client_is_one_process_without_a_port_and_leaves_when_it_is_stopped(
     assert len(listening_ports(*before)) == 1  # the server's
     assert list(deployment.memory_folder("north").iterdir()) == []
 
+    same_key = deployment.join("north", "--wait", 1)
+    other_version = deployment.join("south", program=("-c", OTHER_VERSION))
+    assert [same_key.wait(), other_version.wait()] == [2, 2]
+    assert same_key.output.count("another connected client with this key: stop the other") == 2
+    version = fedseal_version()
+    assert f"has fedseal {version}, this client 9.8.7: install fedseal" in other_version.output
+    wait_until(lambda: "south has fedseal 9.8.7, this server" in server.output, server)
+    assert server.output.count("refused a client") == 1
+
     client.process.terminate()
     assert client.wait() == 143
     assert "Deactivated" in (deployment.run / "flower.log").read_text("utf-8")
     wait_until(lambda: server.output.count("0 of 3 clients are connected") == 2, server)
+
+    client = deployment.join("north", "--wait", 2)
+    wait_until(lambda: "joined" in client.output, client)
+    server.kill()
+    assert client.wait() == 2
+    assert "does not answer: waiting for it up to 2 seconds" in client.output
+    assert "has not answered for 2 seconds: its run may have ended" in client.output
+    assert client.output.count("error:") == 1 and "Traceback" not in client.output
 
 
 def listening_ports(*numbers: int) -> list[str]:
@@ -231,11 +275,16 @@ def test_tls_and_keys_are_the_default(small: tuple[str, ...], fedseal: Command, 
     assert not (tmp_path / "run").exists()
 
 
-def test_errors_of_the_server(small: tuple[str, ...], fedseal: Command, tmp_path: Path) -> None:
+def test_errors_of_the_server(
+    small: tuple[str, ...], fedseal: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     safe = (*small, "--keys", tmp_path / "keys", "--set", "data.size=16")
     fedseal(*small, "--keys", tmp_path / "none").refuses("has no client keys")
     fedseal(*safe, "--clients", 2).refuses("--clients is 2, but only 1 may take part: north")
     fedseal(*safe, "--host", "10.9.8.7").refuses("not valid for 10.9.8.7", "--host 10.9.8.7")
+    for days, reason in ((-4000, "ca.crt expired on"), (10, "ca.crt is valid only from")):
+        create_keys_at(timedelta(days=days), tmp_path / reason, monkeypatch)
+        fedseal(*small, "--keys", tmp_path / reason).refuses(reason)
     fedseal(*safe, "--set", "method=fedavg-sl").refuses("fedavg-sl needs the clients' labels")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import click
 import typer
 from rich.console import Console
 
@@ -77,6 +78,13 @@ def keys_init(
     Give each client its file DIR/clients/NAME.key. 'fedseal serve' needs the folder.
     """
     _print_files(deploy_keys.create_keys(folder, host or [], client or []), folder)
+    if host:
+        typer.echo(f"clients reach the server as {', '.join(host)} or localhost")
+    else:
+        typer.echo(
+            "The server's certificate is for localhost only. For clients on other machines, create the keys"
+            " in another folder with --host and the server's name or address."
+        )
 
 
 @keys_app.command("add-client", epilog="Example:  fedseal keys add-client keys west")
@@ -160,7 +168,7 @@ def serve(
     config = load.load_config(source, parse_assignments(set_))
     folder = out or run_folder.default_folder(source, config, "-served")
     with open_observers(config, folder, mlflow, dashboard) as observers:
-        result = deploy_server.serve(
+        deploy_server.serve(
             config,
             folder,
             superlink.Endpoint(host, port, keys),
@@ -172,8 +180,6 @@ def serve(
             console=Console(quiet=quiet or json_logs, highlight=False),
             observers=observers,
         )
-    if not (quiet or json_logs):
-        typer.echo(f"accuracy {result.accuracy:.2%}, run folder: {result.folder}")
 
 
 @continue_by(lambda: "Take part again with the same command.")
@@ -212,6 +218,22 @@ def join(
         Path | None,
         typer.Option(metavar="FILE", help="Copy of the server's pretrained weights, if they are frozen."),
     ] = None,
+    device: Annotated[
+        str,
+        typer.Option(
+            click_type=click.Choice(["auto", "cpu", "cuda", "mps"]),
+            help="Device that computes. Other devices than cpu change the last bits of the result.",
+        ),
+    ] = "auto",
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="CPU threads. Default: the server's client.threads. Another number changes the last bits of"
+            " the result.",
+        ),
+    ] = None,
     log: Log = None,
     json_logs: JsonLogs = False,
 ) -> None:
@@ -227,12 +249,10 @@ def join(
         raise UserError("With --insecure, give this client's --name.")
     if not re.fullmatch(r".+:\d{1,5}", server, re.ASCII) or "/" in server:
         raise UserError(f"The server's address must be HOST:PORT, such as 10.0.0.1:8000, not '{server}'.")
-    if not images.is_dir():
-        raise UserError(f"There is no folder {images}: give the folder of this client's images.")
     for file in (method, network, weights):
         if file and not file.is_file():
             raise UserError(f"There is no file {file}: give a copy of the server's file.")
     client_key = deploy_keys.read_client_key(key) if key else None
     files = client_app.OwnFiles(*(str(file.resolve()) if file else "" for file in (method, network, weights)))
-    client = deploy_client.Client(server, images, memory, name or "", client_key, files)
+    client = deploy_client.Client(server, images, memory, name or "", client_key, files, device, threads or 0)
     client.join(wait, messages.info)

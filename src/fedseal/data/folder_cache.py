@@ -16,6 +16,10 @@ from fedseal.errors import UserError
 log = logging.getLogger("fedseal")
 
 
+class NoImageError(UserError):
+    """A client's folder has no readable image."""
+
+
 @dataclass(frozen=True)
 class Listing:
     """The files of one part of a pool, before they are decoded."""
@@ -31,7 +35,7 @@ class Listing:
         """The labels of the readable images. Refuses a client or a class without any."""
         labels = self.labels[list(kept)]
         if not self.classes and not kept:
-            raise UserError(
+            raise NoImageError(
                 f"Client '{self.folder.name}' has no readable image: add images to {self.folder}, or remove"
                 " it."
             )

@@ -12,8 +12,8 @@ import numpy as np
 
 from fedseal.config.sections import DataSettings
 from fedseal.data import cache
-from fedseal.data.decode import decode_images, failure_reason
-from fedseal.data.folder_cache import Listing, cache_folders
+from fedseal.data.decode import decode_image, decode_images, failure_reason
+from fedseal.data.folder_cache import Listing, NoImageError, cache_folders
 from fedseal.data.pool import Pixels, Pool, PoolPart
 from fedseal.errors import UserError
 from fedseal.system.progress import progress_bar
@@ -140,6 +140,21 @@ def _list_unlabelled(folder: Path) -> Listing:
         raise UserError(f"There is no folder {folder}: check the path.")
     files = list_files(folder)
     return Listing(folder, files, np.full(len(files), -1, dtype=np.int64))
+
+
+def require_image(folder: Path) -> None:
+    """Raises if a client's folder has no readable image; reads no more than the first one."""
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder}: give the folder of this client's images.")
+    files = list_files(folder)
+    for file in files:
+        try:
+            decode_image(file, None, None)
+            return
+        except Exception as error:  # Pillow raises many different exceptions on broken files
+            log.debug("%s is not a readable image (%s)", file, failure_reason(error))
+    content = f"none of its {len(files)} files is a readable image" if files else "it is empty"
+    raise NoImageError(f"{folder} has no images ({content}): give the folder of this client's images.")
 
 
 def _subfolders(folder: Path) -> list[str]:

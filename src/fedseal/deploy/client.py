@@ -5,6 +5,7 @@ over the network, and nothing has to be restarted between rounds.
 """
 
 import json
+import os
 import re
 import tempfile
 import time
@@ -13,20 +14,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import httpx
+import torch
 from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.app.user_config import UserConfig
 from flwr.common.constant import ErrorCode
 
 from fedseal.core import Packet
+from fedseal.data.folder_cache import NoImageError
+from fedseal.data.folders import require_image
 from fedseal.deploy.connection import Connection
 from fedseal.deploy.keys import ClientKey
 from fedseal.deploy.programs import Notify
 from fedseal.engines.flower import client_app
 from fedseal.engines.flower.engine import one_line
-from fedseal.engines.flower.task import END_OF_RUN, unpack
+from fedseal.engines.flower.task import END_OF_RUN, unpack, unpack_task
 from fedseal.errors import UserError
 from fedseal.storage.model_file import load
 from fedseal.system.files import cannot_write, write_atomic
+from fedseal.system.machine import find_device
 
 
 @dataclass(frozen=True)
@@ -39,14 +44,23 @@ class Client:
     name: str
     key: ClientKey | None  # None: no TLS and no authentication
     files: client_app.OwnFiles = client_app.NO_FILES  # copies of the server's own files
+    device: str = "auto"
+    threads: int = 0  # 0: as many as the server says
 
     def join(self, wait: float, notify: Notify) -> None:
         """Takes part until the run ends. While the server is away, waits for it up to `wait` seconds."""
+        require_image(self.images)
+        find_device(self.device, "--device")
         self._check_memory()
+        run = ""
         with Connection(self.server, self.key, wait, notify) as connection:
             connection.connect()
             while True:
                 request = connection.receive()
+                if "task" in request.content.config_records:
+                    before, run = run, unpack_task(request.content).run
+                    if before not in ("", run):
+                        notify("the server has started another run: the former one has ended or was given up")
                 reply = self._reply(request, notify)
                 if END_OF_RUN in request.content.config_records:
                     with suppress(httpx.HTTPError):  # the server may end first
@@ -83,12 +97,14 @@ class Client:
         notify(f"the model is in {model}, the class mix of this client's images in {mix}")
 
     def _reply(self, message: Message, notify: Notify) -> Message:
-        """The reply to a request. The server is told only the class of an error; the user sees its text."""
+        """The reply to a request. If it fails, the user sees the error, and the server gets a safe reason."""
         settings: UserConfig = {
             "client": self.name,
             "images": str(self.images.resolve()),
             "memory": str(self.memory.resolve()),
             **asdict(self.files),
+            "device": self.device,
+            "threads": self.threads,
         }
         context = Context(message.metadata.run_id, message.metadata.dst_node_id, settings, RecordDict(), {})
         start = time.monotonic()
@@ -96,12 +112,26 @@ class Client:
             reply = client_app.app(message, context)
         except Exception as error:
             notify(f"failed: {one_line(str(error))}")
-            reason = str(error) if isinstance(error, client_app.TaskRefusedError) else type(error).__name__
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+            failure = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, public_reason(error))
+            return Message(failure, reply_to=message)
         if message.metadata.message_type == MessageType.TRAIN:
             seconds = time.monotonic() - start
             notify(describe_round(unpack(message.content), unpack(reply.content), seconds))
         return reply
+
+
+def public_reason(error: Exception) -> str:
+    """Why a client failed, for the server's log: without file names and other private text."""
+    if isinstance(error, client_app.TaskRefusedError):
+        return str(error)
+    if isinstance(error, NoImageError):
+        return "it has no readable image"
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        return "it is out of memory"
+    cause = error if isinstance(error, OSError) else error.__cause__
+    if isinstance(cause, OSError) and cause.errno is not None:
+        return f"it cannot read or write a file ({os.strerror(cause.errno)})"
+    return f"{type(error).__name__}, see the client's own output"
 
 
 def describe_round(request: bytes, reply: bytes, seconds: float) -> str:

@@ -45,10 +45,12 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from fedseal.deploy.guard import VERSION_HEADER
 from fedseal.deploy.keys import ClientKey
+from fedseal.deploy.obstacles import Obstacle, explain, server_away
 from fedseal.deploy.programs import Notify
-from fedseal.engines.flower.engine import one_line
 from fedseal.errors import UserError
+from fedseal.system.version import fedseal_version
 
 # Seconds between two checks for a request: a tenth of the time since the last request, within these limits.
 # This delays a request by little compared to the wait for it, and spares a server with many idle clients.
@@ -59,7 +61,7 @@ HEARTBEAT_SECONDS = 7.5  # between two heartbeats
 HEARTBEAT_INTERVAL = 15.0  # Flower regards a client as disconnected after twice this time without a heartbeat
 LEAVE_SECONDS = 5.0  # for the server to confirm that this client leaves
 KEEP_ALIVE_SECONDS = 3.0  # more than MAX_POLL; the server closes idle connections after 5 seconds
-TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+TIMEOUT = httpx.Timeout(20.0, connect=5.0)  # with HEARTBEAT_SECONDS, a lost server is noticed within 30 s
 UNAVAILABLE = (502, 503, 504)  # HTTP statuses of a server that is starting or ending
 
 
@@ -86,11 +88,13 @@ class Connection:
             verify=verify,
             trust_env=False,  # no proxy
             timeout=TIMEOUT,
+            headers={VERSION_HEADER: fedseal_version()},
             limits=httpx.Limits(keepalive_expiry=KEEP_ALIVE_SECONDS),
         )
         self._fleet._client = self._http
         self._node = Node()  # its number is 0 until the server has accepted this client
         self._alive = 0.0  # when the server last confirmed that this client is connected
+        self._told = ""  # the obstacle that the user was told about last; empty if there is none
         self._lock = threading.Lock()  # a heartbeat in the middle of `_activate` would undo its first step
         self._closed = threading.Event()
         self._heartbeats = threading.Thread(target=self._send_heartbeats, name="heartbeats", daemon=True)
@@ -212,9 +216,17 @@ class Connection:
     def _send_heartbeats(self) -> None:
         """Keeps this client connected while it trains, even if the server is restarted in the meantime."""
         while not self._closed.wait(HEARTBEAT_SECONDS):
-            with self._lock, suppress(Exception):  # the main thread reports errors when it needs the server
-                if self._node.node_id and not self._is_known():
-                    self._activate()
+            if not self._node.node_id:
+                continue
+            try:
+                with self._lock:
+                    if not self._is_known():
+                        self._activate()
+                self._told = ""
+            except httpx.TransportError:
+                self._tell(server_away(self.server, self.wait, joined=True))
+            except Exception:
+                continue  # the main thread reports it when it needs the server
 
     def _is_known(self) -> bool:
         """Sends a heartbeat; False if the server does not know this client, or may have given it up."""
@@ -230,71 +242,31 @@ class Connection:
 
     def _repeat_until_answered(self, action: Callable[[], None]) -> None:
         """Repeats an action until the server answers. Raises if it refuses, or does not answer in time."""
-        end, told = time.monotonic() + self.wait, ""
+        obstacle: Obstacle | None = None
+        since = 0.0
         while True:
             try:
-                return action()
+                action()
+                self._told = ""
+                return
             except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-                status, failure = self._explain(error)
-            if time.monotonic() > end:
-                raise UserError(failure)
-            if status != told:
-                self.notify(status)
-                told = status
+                before, joined = obstacle, bool(self._node.node_id)
+                obstacle = explain(error, self.server, self.wait, tls=self.key is not None, joined=joined)
+            if obstacle != before:
+                since = time.monotonic()
+            if time.monotonic() >= since + obstacle.seconds:
+                raise UserError(obstacle.failure)
+            self._tell(obstacle)
             time.sleep(RETRY_SECONDS)
 
-    def _explain(self, error: Exception) -> tuple[str, str]:
-        """What the user is told while an action is repeated, and if it never succeeds.
-
-        Raises if the server will never accept this client.
-        """
-        if isinstance(error, httpx.InvalidURL | UnicodeError):
-            raise UserError(f"'{self.server}' is not a valid address: give HOST:PORT.") from error
-        if isinstance(error, httpx.HTTPStatusError):
-            code = error.response.status_code
-            if code == 412:
-                return (
-                    f"waiting, because {self.server} still lists an earlier connection of this client",
-                    f"{self.server} has another connected client with this key: stop its 'fedseal join'.",
-                )
-            if code == 401:
-                raise UserError(
-                    f"{self.server} refuses this client's signature: check that both machines' clocks agree."
-                ) from error
-            if code == 403:
-                raise UserError(
-                    f"{self.server} refuses this client: its key is not registered there."
-                ) from error
-            if code < 500:
-                raise UserError(f"{self.server} is not a fedseal server (HTTP status {code}).") from error
-        elif not isinstance(error, httpx.TransportError):
-            raise UserError(f"{self.server} is not a fedseal server ({type(error).__name__}).") from error
-        tls_error = _find_tls_error(error)
-        if isinstance(tls_error, ssl.SSLCertVerificationError):
-            raise UserError(
-                f"{self.server} is not the server that this key is for: its certificate is from another"
-                f" CA or for another host ({one_line(tls_error.verify_message)})."
-            ) from error
-        if tls_error is not None and not isinstance(tls_error, ssl.SSLEOFError):  # EOF: it has just ended
-            raise UserError(f"{self.server} does not use TLS: is it a fedseal server?") from error
-        if isinstance(error, httpx.RemoteProtocolError) and self.key is None and not self._node.node_id:
-            raise UserError(
-                f"{self.server} does not answer without TLS: leave out --insecure and give --key."
-            ) from error
-        return (
-            f"waiting for the server at {self.server}",
-            f"No server answered at {self.server} in {self.wait:g} seconds: check host and port.",
-        )
+    def _tell(self, obstacle: Obstacle) -> None:
+        """Tells the user once, whichever thread meets the obstacle first."""
+        if self._told != obstacle.status:
+            self._told = obstacle.status
+            self.notify(obstacle.status)
 
 
 def _read_private_key(key: ClientKey) -> ec.EllipticCurvePrivateKey:
     private = load_ssh_private_key(key.file.read_bytes(), None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)  # as checked when the file was first read
     return private
-
-
-def _find_tls_error(error: BaseException | None) -> ssl.SSLError | None:
-    """The TLS error that caused another error, or None."""
-    while error is not None and not isinstance(error, ssl.SSLError):
-        error = error.__cause__ or error.__context__
-    return error

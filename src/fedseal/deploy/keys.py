@@ -138,6 +138,24 @@ def expiry(folder: Path) -> datetime:
     return min(certificate.not_valid_after_utc for certificate in certificates)
 
 
+def check_dates(folder: Path) -> None:
+    """Raises if one of the deployment's certificates has expired, or is not valid yet."""
+    now = datetime.now(UTC)
+    for file in (folder / "ca.crt", folder / "server.crt"):
+        certificate = x509.load_pem_x509_certificate(_read(file))
+        first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        if now > last:
+            raise UserError(
+                f"The certificate {file} expired on {last:%Y-%m-%d}: create keys in a new folder with"
+                " 'fedseal keys init', and give each client its new key."
+            )
+        if now < first:
+            raise UserError(
+                f"The certificate {file} is valid only from {first:%Y-%m-%d}: check this machine's clock,"
+                f" which says {now:%Y-%m-%d}."
+            )
+
+
 def _public_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
     """A public key in the form that Flower sends and stores."""
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)

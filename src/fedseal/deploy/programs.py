@@ -1,5 +1,6 @@
 """Flower's SuperLink as a child process of the server."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -10,9 +11,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from fedseal.deploy.guard import GUARD_FILE
+from fedseal.deploy.guard import GUARD_FILE, refused_file
 from fedseal.errors import UserError
 from fedseal.system.processes import PARENT
+from fedseal.system.version import fedseal_version, needed_version
+
+log = logging.getLogger("fedseal")
 
 NO_BYPASS = {  # these variables of Flower and uvicorn would open ways around the guard
     "FORWARDED_ALLOW_IPS": "",
@@ -26,16 +30,17 @@ Notify = Callable[[str], None]  # called with messages for the user
 class SuperLink:
     """Flower's SuperLink in a child process, which ends with this process."""
 
-    def __init__(self, options: Sequence[str], home: Path, log: Path) -> None:
-        self.log = log
+    def __init__(self, options: Sequence[str], home: Path, log_file: Path) -> None:
+        self.log, self.refused = log_file, refused_file(guard_file(home))
+        self.warned = 0  # clients with an unsuitable version that the user was told about
         variables = {
             PARENT: str(os.getpid()),
             "FLWR_HOME": str(home),
             GUARD_FILE: str(guard_file(home)),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         }
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as file:
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        with log_file.open("ab") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "fedseal.deploy.flower_program", *options],
                 env={**os.environ, **variables, **NO_BYPASS},
@@ -46,9 +51,17 @@ class SuperLink:
             )
 
     def check(self) -> None:
-        """Raises if the SuperLink has ended by itself."""
+        """Raises if the SuperLink has ended by itself; names clients that it refused."""
         if self.process.poll() is not None:
             raise UserError(f"Flower's SuperLink has ended: see the end of {self.log}.")
+        lines = self.refused.read_text("utf-8").splitlines() if self.refused.exists() else []
+        for line in lines[self.warned :]:
+            mine = fedseal_version()
+            log.warning(
+                "refused a client: %s, this server %s; install fedseal %s there",
+                *(line, mine, needed_version(mine)),
+            )
+        self.warned = len(lines)
 
     def stop(self) -> None:
         for number, seconds in ((signal.SIGTERM, 10), (signal.SIGKILL, 5)):

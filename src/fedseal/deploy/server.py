@@ -9,12 +9,13 @@ from rich.console import Console
 from fedseal.config.config import Config, parse
 from fedseal.config.sections import DataSettings
 from fedseal.data.folders import DEFAULT_CHANNELS, DEFAULT_SIZE, read_labelled
-from fedseal.data.pool import Pool, join_parts
+from fedseal.data.pool import Federation, Pool, join_parts
 from fedseal.data.splits import split_server
 from fedseal.deploy.superlink import Endpoint, connect
 from fedseal.engines.flower.engine import FlowerEngine
 from fedseal.engines.memory_store import MemoryStore
 from fedseal.errors import UserError
+from fedseal.rounds import LAST_ROUNDS
 from fedseal.run_setup import RunSetup
 from fedseal.storage.run_folder import Result
 from fedseal.system.logs import log
@@ -67,7 +68,7 @@ def serve(
     def start_engine(setup: RunSetup, memories: MemoryStore) -> FlowerEngine:
         return connect(setup, folder, endpoint, clients=clients, wait=wait, notify=log.info)
 
-    return run_training(
+    result = run_training(
         config,
         folder,
         resume=resume,
@@ -76,6 +77,17 @@ def serve(
         federation=federation,
         start_engine=start_engine,
     )
+    log.info(f"{describe_accuracy(result, federation)}, run folder: {folder}")
+    return result
+
+
+def describe_accuracy(result: Result, federation: Federation) -> str:
+    """A run's accuracy, with the images and rounds over which it is a mean."""
+    kind = "test" if "test" in federation.tests else "validation"
+    number = len(federation.tests.get("test", federation.validation))
+    rounds = min(result.summary["rounds"], LAST_ROUNDS)
+    mean = f"mean of the last {rounds} rounds" if rounds > 1 else "after one round"
+    return f"accuracy {result.accuracy:.2%} on {number:,} {kind} images, {mean}"
 
 
 def deployed_config(config: Config, labels: Path) -> Config:

@@ -4,6 +4,7 @@ The SuperLink runs as a child process. The round loop stays in the user's proces
 task from the SuperLink as Flower's SuperExec would.
 """
 
+import logging
 import secrets
 import ssl
 import time
@@ -31,7 +32,7 @@ from fedseal.deploy import keys
 from fedseal.deploy.grid import SafeGrid
 from fedseal.deploy.guard import admit_clients
 from fedseal.deploy.programs import Notify, SuperLink, flower_home, guard_file, secret_file
-from fedseal.engines.flower.engine import ClientRegistry, FlowerEngine, flower_errors
+from fedseal.engines.flower.engine import GONE, ClientRegistry, FlowerEngine, flower_errors
 from fedseal.engines.flower.task import END_OF_RUN, make_task, pack
 from fedseal.errors import UserError
 from fedseal.run_setup import RunSetup
@@ -40,8 +41,10 @@ from fedseal.system.files import write_atomic
 from fedseal.system.machine import versions
 from fedseal.system.ports import check_port
 
+log = logging.getLogger("fedseal")
+
 START_SECONDS = 120.0  # for the SuperLink to start
-END_SECONDS = 10.0  # for clients to confirm the end of the run
+END_SECONDS = 40.0  # for clients to learn that the run has ended; one that was killed can return after 30
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # and how this machine reaches such a server itself
 
 COMPONENTS = {
@@ -78,13 +81,28 @@ class Endpoint:
         return [*address, *tls, "--enable-supernode-auth"]
 
     def check(self) -> None:
-        """Raises if the port is in use, or if the certificate is not valid for the host."""
-        if self.keys and self.host not in (*ANY_ADDRESS, *keys.certified_hosts(self.keys)):
-            raise UserError(
-                f"The certificate in {self.keys} is not valid for {self.host}: create keys in a new folder"
-                f" with 'fedseal keys init NEW --host {self.host}', and give each client its new key."
-            )
+        """Raises if the port is in use, or if the certificate is not valid now and for the host."""
+        if self.keys:
+            hosts = keys.certified_hosts(self.keys)
+            keys.check_dates(self.keys)
+            if self.host not in (*ANY_ADDRESS, *hosts):
+                raise UserError(
+                    f"The certificate in {self.keys} is not valid for {self.host}: create keys in a new"
+                    f" folder with 'fedseal keys init NEW --host {self.host}', and give each client its new"
+                    " key."
+                )
         check_port(self.host, self.port)
+
+    def warn(self) -> None:
+        """Warns if the server listens to other machines, but none of them will accept its certificate."""
+        if not self.keys or self.host not in ANY_ADDRESS:
+            return
+        if set(keys.certified_hosts(self.keys)) <= set(keys.LOOPBACK):
+            log.warning(
+                "the certificate in %s is for localhost only, so clients on other machines will refuse it:"
+                " create keys in a new folder with 'fedseal keys init NEW --host HOST'",
+                self.keys,
+            )
 
 
 def connect(
@@ -98,7 +116,6 @@ def connect(
     registered = None
     if endpoint.keys:
         registered = {key: name for name, key in keys.read_registered(endpoint.keys).items()}
-    public_keys = None if registered is None else list(registered)
     stack = ExitStack()
     try:
         endpoint.check()
@@ -109,13 +126,15 @@ def connect(
         superlink = stack.enter_context(SuperLink(options, home, folder / "flower.log"))
         wait_until_healthy(superlink, endpoint)
         with flower_errors():
-            start_run(endpoint, public_keys or [])
+            start_run(endpoint, list(registered or ()))
             grid = take_server_task(endpoint, secret, stack)
-        admit_clients(guard_file(home), public_keys)
+        admit_clients(guard_file(home), registered)
         notify(f"listening on {endpoint.host}:{endpoint.port}")
+        endpoint.warn()
         registry = ClientRegistry(grid, names, registered)
         connected = registry.wait_for_clients(
-            clients, wait, lambda number: notify(f"{number} of {clients} clients are connected")
+            *(clients, wait, lambda number: notify(f"{number} of {clients} clients are connected")),
+            check=superlink.check,
         )
         notify(f"the run starts with {', '.join(sorted(connected))}")
         engine = FlowerEngine(
@@ -128,7 +147,7 @@ def connect(
             close=stack.close,
         )
         stack.callback(
-            lambda: announce_end(engine, folder) if engine.last_round == setup.config.rounds else None
+            lambda: announce_end(engine, folder, notify) if engine.last_round == setup.config.rounds else None
         )
         return engine
     except BaseException:
@@ -211,8 +230,11 @@ def take_server_task(endpoint: Endpoint, secret: bytes, stack: ExitStack) -> Saf
     return grid
 
 
-def announce_end(engine: FlowerEngine, folder: Path) -> None:
-    """Tells the clients that the run has ended, so that they end as well, and gives them the model."""
+def announce_end(engine: FlowerEngine, folder: Path, notify: Notify) -> None:
+    """Tells the clients that the run has ended, so that they end as well, and gives them the model.
+
+    A client that is away has some seconds to come back.
+    """
     path = folder / "model.safetensors"
     model = path.read_bytes() if path.exists() else b""
 
@@ -221,11 +243,25 @@ def announce_end(engine: FlowerEngine, folder: Path) -> None:
         record[END_OF_RUN] = ConfigRecord({"client": name})
         return Message(record, node.node_id, MessageType.QUERY, ttl=2 * END_SECONDS)
 
+    left = set(engine.registry.seen)
+    sent = dict[str, str]()  # clients by message
+    activations = dict[str, str]()  # when a client connected that was told
+    start, silent = time.monotonic(), True
     with suppress(UserError), flower_errors():
-        messages = [last_message(name, node) for name, node in engine.registry.connected().items()]
-        waiting = {name for name in engine.grid.push_messages(messages) if name}
-        end = time.monotonic() + END_SECONDS
-        while waiting and time.monotonic() < end:
-            for reply in engine.grid.pull_messages(list(waiting)):
-                waiting.discard(reply.metadata.reply_to_message_id)
+        while left and time.monotonic() < start + END_SECONDS:
+            if silent and time.monotonic() > start + END_SECONDS / 10:
+                silent = False
+                names = ", ".join(sorted(left))
+                notify(f"waiting up to {END_SECONDS:g} seconds to tell {names} that the run has ended")
+            for name, node in engine.registry.connected().items():
+                if name in left and activations.get(name) != node.last_activated_at:
+                    activations[name] = node.last_activated_at
+                    messages = engine.grid.push_messages([last_message(name, node)])
+                    sent |= dict.fromkeys(filter(None, messages), name)
+            for reply in engine.grid.pull_messages(list(sent)) if sent else ():
+                name = sent.pop(reply.metadata.reply_to_message_id, "")
+                if not reply.has_error() or reply.error.code not in GONE:
+                    left.discard(name)
             time.sleep(0.1)
+    if left:
+        notify(f"not told that the run has ended: {', '.join(sorted(left))}")

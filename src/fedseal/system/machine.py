@@ -13,13 +13,13 @@ import torch
 from fedseal.errors import UserError
 
 
-def find_device(wanted: str) -> torch.device:
-    """The requested device; "auto" is the best one available."""
+def find_device(wanted: str, option: str = "engine.device") -> torch.device:
+    """The device that an option requests; "auto" is the best one available."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if wanted == "auto":
         return torch.device(next(name for name, found in there.items() if found))
     if not there[wanted]:
-        raise UserError(f"engine.device is '{wanted}', but this machine has no such device: use 'auto'.")
+        raise UserError(f"{option} is '{wanted}', but this machine has no such device: use 'auto'.")
     return torch.device(wanted)
 
 

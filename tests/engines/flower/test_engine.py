@@ -306,7 +306,7 @@ def example_task(own: dict[str, Any]) -> ClientTask:
 def test_a_client_refuses_another_version_and_an_invalid_run(grid: FakeGrid, own: dict[str, Any]) -> None:
     task = example_task(own)
     for change, reason in (
-        ({"version": "9"}, "install the same version"),
+        ({"version": "9"}, r"install fedseal 9\.\* at the client"),
         ({"run": "../x"}, "an invalid identifier"),
         ({"config": task.config | {"method": "fedavg-sl"}}, "needs labels of this client's images"),
         ({"config": task.config | {"method": "file.py:Mine"}}, "join with --method"),
@@ -315,6 +315,16 @@ def test_a_client_refuses_another_version_and_an_invalid_run(grid: FakeGrid, own
         with pytest.raises(client_app.TaskRefusedError, match=reason):
             client_app.run_deployed(changed, Packet(), grid.images["north"], grid.memory)
     assert not grid.memory.exists()
+
+
+def test_device_and_threads_are_the_clients_own_choice(own: dict[str, Any]) -> None:
+    task = example_task(own | {"client.threads": 3})
+    task = task.model_copy(
+        update={"config": task.config | {"engine": {"device": "cuda"}}}
+    )  # not the server's
+    for threads, used in ((0, 3), (2, 2)):
+        config = client_app._with_own_choices(task, "cpu", threads).parse_config()
+        assert (config.engine.device, config.client.threads) == ("cpu", used)
 
 
 def test_a_task_is_read_back_and_keeps_the_servers_settings_private(own: dict[str, Any]) -> None:

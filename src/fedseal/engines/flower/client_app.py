@@ -31,8 +31,8 @@ from fedseal.methods import METHODS
 from fedseal.models import MODELS, Network, build_network
 from fedseal.run_setup import RunSetup
 from fedseal.system.environment import set_up_process
-from fedseal.system.machine import versions
 from fedseal.system.own_code import hash_source
+from fedseal.system.version import compatible, fedseal_version, needed_version
 
 app = ClientApp()
 
@@ -73,6 +73,7 @@ def train(message: Message, context: Context) -> Message:
         record = pack(reply.to_bytes())
         record[LABEL_COUNTS] = ConfigRecord(dict(label_counts))
         return Message(record, reply_to=message)
+    task = _with_own_choices(task, str(settings.get("device", "auto")), int(str(settings.get("threads", 0))))
     images, memory = (Path(str(settings[name])) for name in ("images", "memory"))
     files = OwnFiles(*(str(settings.get(name, "")) for name in ("method", "network", "weights")))
     reply = run_deployed(task, request, images, memory, files)
@@ -101,10 +102,10 @@ def run_deployed(
 
     `memory` is the folder of its memory files.
     """
-    version = versions()["fedseal"]
-    if task.version != version:
+    if not compatible(task.version):
         raise TaskRefusedError(
-            f"the server has fedseal {task.version}, this client {version}: install the same version"
+            f"the server has fedseal {task.version}, this client {fedseal_version()}: install fedseal"
+            f" {needed_version(task.version)} at the client"
         )
     config = _client_config(task, files)
     if not re.fullmatch("[0-9a-f]{8,64}", task.run):  # it becomes a file name
@@ -121,6 +122,14 @@ def run_deployed(
     reply, remembered = run_client(method, setup.client(0, network), request, file.read(), images_change=True)
     file.write(remembered)
     return reply
+
+
+def _with_own_choices(task: ClientTask, device: str, threads: int) -> ClientTask:
+    """The task with this machine's device, and its number of threads unless that is 0."""
+    config = task.config | {"engine": {"device": device}}
+    if threads:
+        config["client"] = config["client"] | {"threads": threads}
+    return task.model_copy(update={"config": config})
 
 
 def _client_config(task: ClientTask, files: OwnFiles) -> Config:
@@ -148,7 +157,7 @@ def _own_copy(kind: str, wanted: str, file: str, expected: str) -> str:
             f"the server uses the {kind} {wanted}: join with --{kind} and a copy of that file"
         )
     if hash_source(Path(file)) != expected:
-        raise TaskRefusedError(f"{Path(file).name} differs from the server's file: copy it again")
+        raise TaskRefusedError(f"its copy of the {kind} file differs from the server's: copy it again")
     return f"{file}:{wanted.rpartition(':')[2]}"
 
 

@@ -28,6 +28,7 @@ class ClientRegistry:
 
     def __init__(self, grid: Grid, clients: Collection[str], keys: Mapping[bytes, str] | None = None) -> None:
         self.grid, self.clients, self.keys = grid, set(clients), keys
+        self.seen: set[str] = set()  # clients that have ever been connected
         self._names: dict[int, str] = {}  # by node
         self._queries: dict[str, int] = {}  # nodes that were asked for their name, by message
 
@@ -35,10 +36,13 @@ class ClientRegistry:
         """The clients that are connected now. If two have the same name, the later one counts."""
         nodes = sorted(self.grid.get_nodes(), key=lambda node: node.last_activated_at)
         if self.keys is not None:
-            return {self.keys[node.public_key]: node for node in nodes if node.public_key in self.keys}
-        self._ask_for_names([node.node_id for node in nodes])
-        named = {self._names[node.node_id]: node for node in nodes if node.node_id in self._names}
-        return {name: node for name, node in named.items() if name in self.clients}
+            named = {self.keys[node.public_key]: node for node in nodes if node.public_key in self.keys}
+        else:
+            self._ask_for_names([node.node_id for node in nodes])
+            named = {self._names[node.node_id]: node for node in nodes if node.node_id in self._names}
+        found = {name: node for name, node in named.items() if name in self.clients}
+        self.seen |= found.keys()
+        return found
 
     def _ask_for_names(self, nodes: Collection[int]) -> None:
         for node in set(nodes) - self._names.keys() - set(self._queries.values()):
@@ -53,14 +57,19 @@ class ClientRegistry:
                     log.warning("ignored a client named '%s', which is not in the list of clients", name)
 
     def wait_for_clients(
-        self, number: int, seconds: float, notify: Callable[[int], None] = lambda connected: None
+        self,
+        number: int,
+        seconds: float,
+        notify: Callable[[int], None] = lambda connected: None,
+        check: Callable[[], None] = lambda: None,
     ) -> set[str]:
         """Waits until this number of clients is connected, and returns their names.
 
-        `notify` is called with the number of connected clients whenever it changes.
+        `notify` is called with the number of connected clients whenever it changes, `check` all the time.
         """
         end, before = time.monotonic() + seconds, -1
         while True:
+            check()
             with flower_errors():
                 names = set(self.connected())
             if len(names) != before:
