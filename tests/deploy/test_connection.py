@@ -290,6 +290,9 @@ def test_a_client_says_that_the_server_has_started_another_run(
     for run in ("a" * 32, "a" * 32, "b" * 32):
         task = ClientTask(run=run, config={"method": "none", "model": {}}, arithmetic="portable", **about)
         link.requests.append(Message(pack(Packet().to_bytes(), task), link.node, MessageType.TRAIN))
+    unreadable = pack(b"")
+    unreadable["task"] = ConfigRecord({"task": "{}"})
+    link.requests.append(Message(unreadable, link.node, MessageType.TRAIN))
     end = RecordDict({END_OF_RUN: ConfigRecord({})})
     link.requests.append(Message(end, link.node, MessageType.QUERY))
     draw(tmp_path / "images" / "a.png", "circle", np.random.default_rng(0))
@@ -299,7 +302,8 @@ def test_a_client_says_that_the_server_has_started_another_run(
     )
     failed = "failed: the server uses the method none: join with --method and a copy of that file"
     other = "the server has started another run: the former one has ended or was given up"
-    assert messages == ["joined server:1", failed, failed, other, failed, "the run has ended"]
+    assert messages[:5] == ["joined server:1", failed, failed, other, failed]
+    assert len(messages) == 7 and "validation error" in messages[5] and messages[6] == "the run has ended"
 
 
 def test_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

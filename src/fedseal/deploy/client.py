@@ -57,10 +57,9 @@ class Client:
             connection.connect()
             while True:
                 request = connection.receive()
-                if "task" in request.content.config_records:
-                    before, run = run, unpack_task(request.content).run
-                    if before not in ("", run):
-                        notify("the server has started another run: the former one has ended or was given up")
+                before, run = run, find_run(request) or run
+                if before not in ("", run):
+                    notify("the server has started another run: the former one has ended or was given up")
                 reply = self._reply(request, notify)
                 if END_OF_RUN in request.content.config_records:
                     with suppress(httpx.HTTPError):  # the server may end first
@@ -118,6 +117,13 @@ class Client:
             seconds = time.monotonic() - start
             notify(describe_round(unpack(message.content), unpack(reply.content), seconds))
         return reply
+
+
+def find_run(request: Message) -> str:
+    """The run that a request belongs to; empty if it does not say so, or cannot be read."""
+    with suppress(Exception):
+        return unpack_task(request.content).run
+    return ""
 
 
 def public_reason(error: Exception) -> str:
