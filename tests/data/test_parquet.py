@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
@@ -115,3 +116,9 @@ def test_refused_parquet(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train.parquet", [png(1)], [1], ["only", "two"])
     (tmp_path / "test.parquet").write_bytes(b"PAR1 not really")
     refuse("is not a Parquet file")
+
+
+def test_special_files_are_left_out(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train.parquet")  # opening it would wait for ever
+    with pytest.raises(UserError, match=r"has no train\*\.parquet"):
+        read_parquet(tmp_path)

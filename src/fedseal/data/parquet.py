@@ -46,15 +46,20 @@ def read_parquet(
     def build() -> tuple[Pool, str]:
         return read_parts(folder, size, channels, progress), f"Parquet files in {folder.resolve()}"
 
-    files = [path for part in PARTS for path in sorted(folder.glob(f"{part}*.parquet"))]
+    files = [path for part in PARTS for path in _part_files(folder, part)]
     return cache.get_or_build(cache.own_images_key("parquet", folder, files, size, channels), build)
+
+
+def _part_files(folder: Path, part: str) -> list[Path]:
+    """Regular files only: opening a FIFO would wait for ever."""
+    return sorted(path for path in folder.glob(f"{part}*.parquet") if path.is_file())
 
 
 def read_parts(folder: Path, size: int | None, channels: int | None, progress: bool) -> Pool:
     """The same without the cache."""
     read = {}
     for part in PARTS:
-        paths = sorted(folder.glob(f"{part}*.parquet"))
+        paths = _part_files(folder, part)
         if paths:
             read[part] = _read_part(paths, size, channels, progress)
         elif part != "validation":
@@ -102,7 +107,7 @@ def _read_part(paths: list[Path], size: int | None, channels: int | None, progre
                             labels.append(label)
                         row += 1
                     advance(len(content))
-        except (pa.ArrowException, OSError, KeyError, AttributeError) as error:
+        except (pa.ArrowException, OSError, KeyError, AttributeError, TypeError, ValueError) as error:
             raise UserError(f"{path} is not a Parquet file of images ({error}): replace it.") from error
     if not images:
         raise UserError(f"{paths[0]} has no readable image with a label: give another folder.")
