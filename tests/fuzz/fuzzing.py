@@ -92,7 +92,7 @@ def run_here(words: list[str]) -> tuple[str, str]:
             end = GOOD.get(code, f"exit code {code}")
     except HangError:
         end = "hang"
-    except BaseException as error:
+    except Exception as error:
         end = f"traceback of {type(error).__name__}"
     finally:
         remove_logs()
@@ -264,16 +264,8 @@ class Inputs:
                 _change_values(path, draw)
             commands = [["report", str(run)], ["report", str(run), str(source)], ["evaluate", str(run)]]
             commands += [["predict", str(run), str(self.root / "images" / "test")]]
-            resume = [
-                "train",
-                str(run / "config.toml"),
-                "--out",
-                str(run),
-                "--resume",
-                "-q",
-                "--set",
-                "rounds=2",
-            ]
+            resume = ["train", str(run / "config.toml"), "--out", str(run), "--resume", "-q"]
+            resume += ["--workers", "1", "--set", "rounds=2"]
             return draw(st.sampled_from([*commands, resume]))
 
         return write()
