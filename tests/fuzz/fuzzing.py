@@ -234,6 +234,7 @@ class Inputs:
             "show|predict|predict run|report|report run|evaluate|evaluate run|presets|data show|data get"
         )
         commands += "|keys init|keys add-client|reproduce --no-run|join|join localhost:9 --wait 0|x|"
+        commands += "|export run --format safetensors --out x"
         starts = st.sampled_from([command.split() for command in commands.split("|")])
 
         def write(start: list[str], more: list[str]) -> list[str]:
