@@ -94,7 +94,7 @@ def open_log_file(path: Path) -> LogFile:
     """Opens a file for log messages; raises before the run if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return LogFile(path, encoding="utf-8")
+        return LogFile(path, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise cannot_write(path, error) from error
 
