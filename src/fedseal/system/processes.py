@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PARENT = "FEDSEAL_PARENT"  # environment variable with the parent's process number
@@ -40,12 +39,25 @@ class Stopped(BaseException):
 def stop_on_signals() -> None:
     """Makes Ctrl-C and SIGTERM raise `Stopped`."""
 
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise Stopped(number)
+    def stop(number: int, frame: FrameType | None) -> None:
+        if not _is_importing(frame):
+            raise Stopped(number)
+        again = threading.Timer(0.1, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
 
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as with nohup, or as a background job
             signal.signal(number, stop)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """True within an import: PyTorch would swallow an exception, and go on with half of NumPy."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager
