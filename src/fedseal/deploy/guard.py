@@ -37,7 +37,7 @@ class Guard:
         if status == 200:
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            headers = [(VERSION_HEADER.encode(), fedseal_version().encode())]
+            headers = [(VERSION_HEADER.encode(), fedseal_version().encode())] if status == 426 else []
             await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": b""})
 
