@@ -144,3 +144,12 @@ def test_rate_limit() -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+def test_a_name_that_is_not_utf8_is_escaped_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "propagate", False)  # pytest itself cannot show it
+    set_up_logs(quiet=True, file=tmp_path / "log")
+    log.info("skipped %s", "caf\udce9.png")
+    assert (tmp_path / "log").read_text("utf-8").endswith("info: skipped caf\\udce9.png\n")
