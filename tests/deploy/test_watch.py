@@ -30,7 +30,7 @@ def test_serve_shows_its_clients_and_stops_on_sigterm(
     client = deployment.join("north")
     wait_until(lambda: "<td>north</td><td>round 2</td>" in look(port), server, client)
     page = look(port)
-    assert "1 of 1 clients are connected" in page and "<td>never</td>" in page and "line" in page
+    assert "1 of 1 clients are connected" in page and "<td>0</td>" in page and "line" in page
     assert " left" in page and str(deployment.keys) not in page
 
     server.process.terminate()

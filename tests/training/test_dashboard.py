@@ -12,7 +12,8 @@ import pytest
 
 from conftest import Command, same_weights
 from fedseal.config.load import load_config
-from fedseal.rounds import Event, RoundDone
+from fedseal.core import Problem
+from fedseal.rounds import ClientDone, Event, LeftOut, RoundDone
 from fedseal.storage.events_file import read_rounds
 from fedseal.training.dashboard import Dashboard, clients
 from fedseal.training.train import train
@@ -94,7 +95,7 @@ def test_the_page_shows_a_real_run_and_changes_nothing(
     accuracy = read_rounds(run)[0]["test_accuracy"]
     assert status == 200 and "1 of 2 rounds, round 2 has begun, about " in page
     assert f"<td>{accuracy:.2%}</td>" in page and 'class="c0 line"' in page
-    assert all(f"<tr><td>client-{k}</td><td>round 1</td><td>never</td>" in page for k in range(3))
+    assert all(f"<tr><td>client-{k}</td><td>round 1</td><td>0</td>" in page for k in range(3))
     assert "info: fedseal: rounds 1 to 2 with 3 clients" in page
     assert visitor.headers["Refresh"] == "3" and "'none'" in visitor.headers["Content-Security-Policy"]
     assert "://" not in page.replace("http://www.w3.org", "") and "<script" not in page
@@ -113,6 +114,10 @@ def test_before_the_first_round(tmp_path: Path) -> None:
     config = load_config("demo")
     dashboard = Dashboard(free_port(), config, tmp_path / "run")
     page = dashboard.page()
+    dashboard(LeftOut(1, "north", Problem("it was too slow")))
+    dashboard(ClientDone(1, "north", 1, 2))
+    dashboard(ClientDone(1, "south", 2, 2))
+    assert dashboard.replies == {"south": 1} and "round 1: 2 of 2 clients are done" in dashboard.page()
     dashboard.close()
     dashboard.close()  # the command and the training both close it
     assert f"0 of {config.rounds} rounds, starting." in page and "No client has replied yet." in page
@@ -125,7 +130,7 @@ def test_clients_that_were_left_out_come_first_with_the_reason() -> None:
     ]
     rows = clients({"north": 3, "east": 3, "south": 2}, left_out).split("<tr>")[2:]
     assert [row.split("<td>")[1].removesuffix("</td>") for row in rows] == ["south", "east", "north"]
-    assert rows[0].startswith("<td>south</td><td>round 2</td><td>2 times</td><td>round 3: &lt;b&gt;</td>")
+    assert rows[0].startswith("<td>south</td><td>round 2</td><td>2</td><td>round 3: &lt;b&gt;</td>")
 
 
 @pytest.mark.parametrize("command", ["train", "serve"])

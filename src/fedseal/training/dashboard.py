@@ -16,7 +16,7 @@ from fedseal.report import charts
 from fedseal.report.page import render_page, section, table
 from fedseal.report.run import finite_points
 from fedseal.report.titles import accuracy_title
-from fedseal.rounds import ClientDone, Event, RoundDone
+from fedseal.rounds import ClientDone, Event, LeftOut, RoundDone
 from fedseal.storage.events_file import read_events
 from fedseal.system.logs import TextFormatter, log
 from fedseal.system.progress import format_duration
@@ -43,7 +43,8 @@ class Dashboard:
     def __init__(self, port: int, config: Config, folder: Path) -> None:
         self.config, self.folder = config, folder
         self.phase, self.left = "starting", ""
-        self.replies: dict[str, int] = {}  # the last round in which a client has replied, by name
+        self.replies: dict[str, int] = {}  # the last round with a usable reply, by client
+        self.unusable = ""  # the client that was last left out
         self.clock, self.messages = TimeLeft(config.rounds), LastMessages()
         try:
             self.server = Server((HOST, port), Handler)
@@ -58,9 +59,13 @@ class Dashboard:
     def __call__(self, event: Event) -> None:
         if isinstance(event, PreparationStep):
             self.phase = f"{event.what}: {event.done} of {event.total}"
-        elif isinstance(event, ClientDone):
-            self.phase = f"round {event.t}: {event.done} of {event.total} clients have replied"
-            self.replies[event.client] = event.t
+        elif isinstance(event, LeftOut):
+            self.unusable = event.client
+        elif isinstance(event, ClientDone):  # comes also after a client was left out
+            self.phase = f"round {event.t}: {event.done} of {event.total} clients are done"
+            if event.client != self.unusable:
+                self.replies[event.client] = event.t
+            self.unusable = ""
         elif isinstance(event, RoundDone):
             left = self.clock.after(event.metrics)
             self.left = f"about {format_duration(left)} left" if left else ""
@@ -107,12 +112,12 @@ def clients(replies: Mapping[str, int], left_out: Events) -> str:
     number: dict[str, int] = {}
     for event in left_out:
         number[event["client"]] = number.get(event["client"], 0) + 1
-    rows = [["client", "last reply", "left out", "last reason"]]
+    rows = [["client", "last reply", "times left out", "last reason"]]
     for name in sorted({**replies, **problems}, key=lambda name: (-number.get(name, 0), name))[:MAX_CLIENTS]:
         reply = f"round {replies[name]}" if name in replies else "–"
         problem = problems.get(name)
         reason = f"round {problem['t']}: {problem['reason']}" if problem else ""
-        rows.append([name, reply, f"{number.get(name, 0)} times" if problem else "never", reason])
+        rows.append([name, reply, str(number.get(name, 0)), reason])
     return table(rows)
 
 
