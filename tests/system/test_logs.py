@@ -35,7 +35,7 @@ def say_something() -> None:
 
 
 def test_without_a_terminal_every_line_has_its_time(capsys: pytest.CaptureFixture[str]) -> None:
-    set_up_logs()
+    set_up_logs(long=True)
     say_something()
     out, err = capsys.readouterr()
     assert re.fullmatch(f"{STAMP} info: round 1 of 2\n{STAMP} info: joined the server\n", out)
@@ -44,8 +44,16 @@ def test_without_a_terminal_every_line_has_its_time(capsys: pytest.CaptureFixtur
     )
 
 
+def test_a_short_command_shows_no_progress_and_no_time(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logs()
+    say_something()
+    out, err = capsys.readouterr()
+    assert out == "joined\nthe server\n"
+    assert err == "warning: north is left out\nStopped. Go on.\nerror: [no] such file\n"
+
+
 def test_quiet_shows_only_warnings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    set_up_logs(quiet=True, file=tmp_path / "log")
+    set_up_logs(long=True, quiet=True, file=tmp_path / "log")
     say_something()
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 3
@@ -69,7 +77,8 @@ def test_json_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 
 
 def test_a_terminal_shows_messages_without_time_and_leaves_progress_to_the_bar() -> None:
-    code = "from fedseal.system.logs import *; set_up_logs(); progress_log.info('bar'); log.info('joined')"
+    code = "from fedseal.system.logs import *; set_up_logs(long=True);"
+    code += "progress_log.info('bar'); log.info('joined')"
     reader, terminal = pty.openpty()
     environment = {**os.environ, "TERM": "xterm"}
     subprocess.run([sys.executable, "-c", code], stdout=terminal, check=True, env=environment)
@@ -81,7 +90,7 @@ def test_a_terminal_shows_messages_without_time_and_leaves_progress_to_the_bar()
 def test_a_file_is_appended_to_and_may_be_rotated(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("before\n")
-    set_up_logs(quiet=True, file=path)
+    set_up_logs(long=True, quiet=True, file=path)
     log.info("one")
     path.rename(tmp_path / "log.1")
     log.info("two")
@@ -100,7 +109,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_reported_once_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    set_up_logs(file=Path("/dev/full"))
+    set_up_logs(long=True, file=Path("/dev/full"))
     log.info("one")
     log.info("two")
     out, err = capsys.readouterr()
@@ -112,7 +121,7 @@ def test_a_file_whose_folder_is_removed_is_reported_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "new" / "log"
-    set_up_logs(file=path)
+    set_up_logs(long=True, file=path)
     log.info("one")
     path.unlink()
     path.parent.rmdir()
@@ -150,6 +159,6 @@ def test_a_name_that_is_not_utf8_is_escaped_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "propagate", False)  # pytest itself cannot show it
-    set_up_logs(quiet=True, file=tmp_path / "log")
+    set_up_logs(long=True, quiet=True, file=tmp_path / "log")
     log.info("skipped %s", "caf\udce9.png")
     assert (tmp_path / "log").read_text("utf-8").endswith("info: skipped caf\\udce9.png\n")

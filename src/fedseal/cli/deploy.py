@@ -155,7 +155,7 @@ def serve(
     This machine holds the labelled images and gets the model. Start 'fedseal join' on each client. The run
     folder is the same as that of 'fedseal train'. See docs/deploy.md for a complete example.
     """
-    set_up_logs(quiet=quiet, file=log, json_lines=json_logs)
+    set_up_logs(long=True, quiet=quiet, file=log, json_lines=json_logs)
     set_up_process()
     if insecure == (keys is not None):
         raise UserError("Give either --keys DIR ('fedseal keys init' creates it) or --insecure.")
@@ -241,7 +241,7 @@ def join(
 
     Ends when the run ends. If the connection breaks, it waits for the server and continues.
     """
-    set_up_logs(file=log, json_lines=json_logs)
+    set_up_logs(long=True, file=log, json_lines=json_logs)
     set_up_process()
     if insecure == (key is not None):
         raise UserError("Give either --key FILE or --insecure.")

@@ -88,7 +88,7 @@ def reproduce(
     A cell is one row, column and seed. Cells that have not been measured are run; then the table shows our
     numbers beside the paper's. Stop the command at any time with Ctrl-C: the same command continues.
     """
-    set_up_logs(file=log, json_lines=json_logs)
+    set_up_logs(long=True, file=log, json_lines=json_logs)
     console.quiet = json_logs  # no tables
     if scale not in ("paper", "reduced", "smoke"):
         raise UserError(f"--scale is '{scale}', but must be paper, reduced or smoke.")

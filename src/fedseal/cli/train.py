@@ -75,7 +75,7 @@ def train(
     The run folder then holds the model, the metrics of every round, a checkpoint and an HTML report. Stop a
     run at any time with Ctrl-C or SIGTERM (exit codes 130 and 143), and continue it with --resume.
     """
-    set_up_logs(quiet=quiet, file=log, json_lines=json_logs)
+    set_up_logs(long=True, quiet=quiet, file=log, json_lines=json_logs)
     if workers != 1 and engine in (None, "local"):
         prepare_workers("fedseal.engines.local")  # it and this process import PyTorch at the same time
     changes = parse_assignments(set_)

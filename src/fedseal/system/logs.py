@@ -30,9 +30,14 @@ def about(event: str, /, **fields: Any) -> dict[str, Any]:
     return {"event": event, "fields": fields}
 
 
-def set_up_logs(*, quiet: bool = False, file: Path | None = None, json_lines: bool = False) -> None:
-    """Sends messages to the terminal or pipe, and to a file. Replaces an earlier set-up."""
-    handlers: list[logging.Handler] = [ConsoleHandler(quiet, json_lines)]
+def set_up_logs(
+    *, long: bool = False, quiet: bool = False, file: Path | None = None, json_lines: bool = False
+) -> None:
+    """Sends messages to the terminal or pipe, and to a file. Replaces an earlier set-up.
+
+    Without a terminal, a long command writes its progress and the time of each message.
+    """
+    handlers: list[logging.Handler] = [ConsoleHandler(long, quiet, json_lines)]
     if file is not None:
         handlers.append(open_log_file(file))
     remove_logs()
@@ -52,12 +57,13 @@ def remove_logs() -> None:
 class ConsoleHandler(logging.Handler):
     """Prints warnings and errors on stderr, and the rest on stdout. A terminal shows no time stamps."""
 
-    def __init__(self, quiet: bool, json_lines: bool) -> None:
+    def __init__(self, long: bool, quiet: bool, json_lines: bool) -> None:
         super().__init__(logging.WARNING if quiet else logging.INFO)
-        self.json_lines, self.terminal = json_lines, not json_lines and Console().is_terminal
+        self.json_lines = json_lines
+        self.stamped = json_lines or (long and not Console().is_terminal)
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self.terminal and record.name == progress_log.name:  # its progress bar shows that
+        if not self.stamped and record.name == progress_log.name:  # a progress bar shows that
             return
         # A progress bar replaces both streams, to stay below the messages.
         stream = sys.stderr if record.levelno > logging.INFO else sys.stdout
@@ -68,7 +74,7 @@ class ConsoleHandler(logging.Handler):
                 Console(stderr=True, highlight=False).print(line, soft_wrap=True)
             elif event == STOPPED and not self.json_lines:
                 print(text, file=stream, flush=True)
-            elif self.terminal:
+            elif not self.stamped:
                 level = f"{record.levelname.lower()}: " if record.levelno > logging.INFO else ""
                 print(f"{level}{text}", file=stream, flush=True)
             else:
