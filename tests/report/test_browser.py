@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fedseal.report.write import rewrite_report
+from fedseal.storage.events_file import format_lines, read_events
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # The page is shown in a frame, because Chromium's smallest window is 500 pixels wide.
@@ -61,8 +62,8 @@ def overlap(one: list[float], other: list[float]) -> bool:
 @pytest.mark.parametrize("width", [360, 1200])
 def test_a_browser_draws_everything_readably(width: int, copy: Path, tmp_path: Path) -> None:
     late = {"event": "left-out", "t": 2, "client": "a-long-name" * 6, "reason": "it is late " * 9}
-    with (copy / "events.jsonl").open("a") as events:
-        events.write(json.dumps(late) + "\n")
+    events = copy / "events.jsonl"
+    events.write_text(format_lines([*read_events(events), late])[0], "utf-8")
     seen = browse(rewrite_report(copy), tmp_path, width)
     assert [late["reason"].strip(), pytest.approx(14.4)] in seen["texts"]
     kinds = [kind for kind, *_ in seen["figures"]]
