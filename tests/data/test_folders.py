@@ -2,9 +2,12 @@
 
 import logging
 import os
+import shutil
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -284,20 +287,38 @@ def test_single_parts(data: Path) -> None:
     assert server.classes == ("cat", "dog") and server.labels.tolist() == [0] * 4 + [1] * 4
     test = folders.read_labelled(data / "validation", server.classes, size=8, channels=3)
     assert test.labels.tolist() == [1]
-    client = folders.read_unlabelled(data / "clients" / "ward-1", size=8, channels=3)
+
+
+def test_a_client_alone(data: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ward = data / "clients" / "ward-1"
+    client = folders.read_client(ward, ("cat", "dog"), size=8, channels=3)
     assert client.pixels.shape == (2, 3, 8, 8) and client.labels.tolist() == [-1, -1]
+    assert client.classes == ("cat", "dog")
+    decoded: list[Path] = []
+    real = folders.decode_images
+
+    def count(files: Sequence[Path], *rest: Any) -> Any:
+        decoded.extend(files)
+        return real(files, *rest)
+
+    monkeypatch.setattr(folders, "decode_images", count)
+    paint(ward / "new.png")
+    more = folders.read_client(ward, ("cat", "dog"), size=8, channels=3)
+    assert len(more.labels) == 3 and decoded == [ward / "new.png"]
+    folders.read_client(ward, ("cat", "dog"), size=8, channels=3)
+    assert len(decoded) == 1
     with pytest.raises(UserError, match="There is no folder"):
-        folders.read_unlabelled(data / "clients" / "nobody", size=8, channels=3)
+        folders.read_client(data / "clients" / "nobody", (), size=8, channels=3)
 
 
-def test_files_are_in_the_order_of_their_names_for_any_number_of_threads(tmp_path: Path) -> None:
+def test_files_are_in_the_order_of_their_names_for_any_number_of_threads(tmp_path: Path, home: Path) -> None:
     for i in np.random.default_rng(0).permutation(300):
         paint(tmp_path / "c" / f"{i % 7}" / f"{i:03d}.png", int(i % 256), (4, 4), "L")
-    one = folders.read_unlabelled(tmp_path / "c", size=4, channels=1, workers=1, progress=False)
-    many = folders.read_unlabelled(tmp_path / "c", size=4, channels=1, workers=4, progress=False)
     expected = [i % 256 for i in sorted(range(300), key=lambda i: f"{i % 7}/{i:03d}")]
-    assert one.pixels[:, 0, 0, 0].tolist() == expected
-    assert np.array_equal(one.pixels, many.pixels)
+    for workers in (1, 4):
+        pool = folders.read_client(tmp_path / "c", (), size=4, channels=1, workers=workers)
+        assert pool.pixels[np.arange(300)][:, 0, 0, 0].tolist() == expected
+        shutil.rmtree(home)
 
 
 def test_the_cache_records_the_origin(data: Path, home: Path) -> None:

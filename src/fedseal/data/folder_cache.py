@@ -85,4 +85,5 @@ def _describe(listed: Mapping[str, Listing], reasons: Mapping[int, str], shape: 
         start += len(kept)
         number += len(listing.files)
     pixels = np.zeros((0, *shape), np.uint8)
-    return Pool("folders", pixels, np.concatenate(labels), listed["server"].classes, parts, False, skipped)
+    classes = next(iter(listed.values())).classes  # the server's, or none
+    return Pool("folders", pixels, np.concatenate(labels), classes, parts, False, skipped)

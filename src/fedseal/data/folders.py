@@ -5,7 +5,8 @@
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,13 +51,6 @@ def read_labelled(
     return _read(_list_labelled(folder, classes), size, channels, workers, progress)
 
 
-def read_unlabelled(
-    folder: Path, *, size: int, channels: int, workers: int | None = None, progress: bool = True
-) -> PoolPart:
-    """All images in a client's folder and below."""
-    return _read(_list_unlabelled(folder), size, channels, workers, progress)
-
-
 def _read(listing: Listing, size: int, channels: int, workers: int | None, progress: bool) -> PoolPart:
     pixels, kept, skipped = _decode_all(listing.files, size, channels, workers, progress)
     return PoolPart(pixels, listing.keep(kept), listing.classes, skipped | listing.stray)
@@ -86,6 +80,39 @@ def read_folders(
     found = [part / name for part in parts for name in _subfolders(part)]  # a new one may be empty
     files = [file for folder in found for file in list_files(folder)]
     key = cache.own_images_key("folders", path, [*found, *files], size, channels)
+
+    def list_parts() -> dict[str, Listing]:
+        server = _list_labelled(path / "server", None)
+        listed = {"server": server}
+        listed |= {f"clients/{name}": _list_unlabelled(path / "clients" / name) for name in clients}
+        for name in ("validation", "test"):
+            if (path / name).is_dir():
+                listed[name] = _list_labelled(path / name, server.classes)
+        return listed
+
+    return _load_or_decode(key, path, list_parts, size, channels, workers, progress)
+
+
+def read_client(
+    folder: Path, classes: Sequence[str], *, size: int, channels: int, workers: int | None = None
+) -> Pool:
+    """The images of one client as a pool, cached until a file changes, as in `read_folders`."""
+    listing = _list_unlabelled(folder)
+    key = cache.own_images_key("client", folder, listing.files, size, channels)
+    pool = _load_or_decode(key, folder, lambda: {"client": listing}, size, channels, workers, False)
+    return replace(pool, classes=tuple(classes))
+
+
+def _load_or_decode(
+    key: str,
+    path: Path,
+    list_parts: Callable[[], Mapping[str, Listing]],
+    size: int,
+    channels: int,
+    workers: int | None,
+    progress: bool,
+) -> Pool:
+    """The pool stored under `key`; if there is none, the new and changed files are decoded."""
     pool = cache.load_cached(key)
     if pool is not None:
         if pool.skipped:  # building the pool names each of them
@@ -96,13 +123,7 @@ def read_folders(
                 next(iter(pool.skipped)),
             )
         return pool
-
-    server = _list_labelled(path / "server", None)
-    listed = {"server": server}
-    listed |= {f"clients/{name}": _list_unlabelled(path / "clients" / name) for name in clients}
-    for name in ("validation", "test"):
-        if (path / name).is_dir():
-            listed[name] = _list_labelled(path / name, server.classes)
+    listed = list_parts()
     files = [file for listing in listed.values() for file in listing.files]
 
     def decode(numbers: Sequence[int]) -> Iterator[Pixels | str]:

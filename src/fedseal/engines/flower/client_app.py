@@ -20,8 +20,8 @@ from fedseal.config.sections import ModelSettings
 from fedseal.core import Packet
 from fedseal.data.cache import files_state
 from fedseal.data.federation import load_federation
-from fedseal.data.folders import read_unlabelled
-from fedseal.data.pool import Federation, Pool, join_parts
+from fedseal.data.folders import read_client
+from fedseal.data.pool import Federation, Pool
 from fedseal.engines.client import SimulatedClients, run_client
 from fedseal.engines.flower.task import LABEL_COUNTS, ClientTask, pack, unpack, unpack_task
 from fedseal.engines.memory import MemoryFile
@@ -173,9 +173,8 @@ def _read_client(config: Config, folder: Path, task: ClientTask) -> RunSetup:
 
 @lru_cache(1)
 def _decode(folder: Path, channels: int, size: int, classes: int, state: str) -> Pool:
-    """The images in a folder; decoded again when `state` shows that a file has changed."""
-    images = read_unlabelled(folder, size=size, channels=channels, progress=False)
-    return join_parts("client", {"client": images}, tuple(map(str, range(classes))))
+    """The images in a folder; read again when `state` shows that a file has changed."""
+    return read_client(folder, tuple(map(str, range(classes))), size=size, channels=channels)
 
 
 @lru_cache(1)
