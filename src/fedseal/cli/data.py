@@ -114,6 +114,8 @@ def clean(
     table = Table("name", "size", "last used", "origin", "", box=None, header_style="bold")
     for path in found:
         size, age, origin = cache.size_of([path]), _age(path), cache.origin(path.name) or ""
+        if path.name.startswith("features-"):
+            origin = "features of images, from a frozen network"
         if path not in chosen:
             action = ""
         elif dry_run:
