@@ -26,7 +26,7 @@ from fedseal.training.train import train
 
 set_up_process("portable")  # before the first computation, as the entry points do
 
-TINY: dict[str, Any] = SMOKE | {"engine.workers": 1}
+TINY: dict[str, Any] = SMOKE | {"engine.workers": 1, "fedseal.bootstrap_epochs": 5}
 
 
 @pytest.fixture

@@ -3,7 +3,9 @@
 To add one, write a class with `__call__(event)` and `close()`: docs/observers.md.
 """
 
+import math
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -25,6 +27,8 @@ from fedseal.storage.events_file import format_line, format_lines, read_events, 
 from fedseal.system.files import cannot_write, write_atomic
 from fedseal.system.logs import about, log, progress_log
 from fedseal.system.progress import RateLimit, format_duration
+
+PREPARATION_SECONDS = 2.0  # between two checkpoints before round 1
 
 
 class Observer(Protocol):
@@ -66,7 +70,7 @@ class EventLog:
 
 
 class Checkpoints:
-    """Saves a checkpoint after each preparation step, every few rounds, and after the last round."""
+    """Saves a checkpoint every few rounds and after the last round; before round 1, every few seconds."""
 
     def __init__(
         self,
@@ -78,10 +82,13 @@ class Checkpoints:
     ) -> None:
         self.path, self.memories, self.seconds = path, memories, seconds
         self.every, self.rounds = every, rounds
+        self.saved = -math.inf  # when the last preparation step was saved; a step may take milliseconds
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, PreparationStep):
-            self._save(0, event.state)
+            if event.done == event.total or time.monotonic() - self.saved >= PREPARATION_SECONDS:
+                self._save(0, event.state)
+                self.saved = time.monotonic()
         elif isinstance(event, RoundDone) and (event.t % self.every == 0 or event.t == self.rounds):
             self._save(event.t, event.state)
 
