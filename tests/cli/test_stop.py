@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from conftest import Command, settings
 
@@ -46,6 +48,42 @@ def stop_when(process: "subprocess.Popen[str]", condition: Callable[[], bool], n
     assert process.returncode == 128 + number, err
     assert err.startswith("Stopped.") and err.count("\n") == 1
     return err
+
+
+def handles_signals(process: "subprocess.Popen[str]") -> bool:
+    """True once SIGTERM has a handler, long before the command line is imported."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_command_line_is_imported(number: int) -> None:
+    with started("train", "fmnist-lenet") as process:
+        assert stop_when(process, lambda: handles_signals(process), number) == "Stopped.\n"
+
+
+def test_sigterm_during_rounds(fedseal: Command, tiny: dict[str, Any], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    events, keys = run / "events.jsonl", tiny | QUICK | {"rounds": 200}
+    with started(
+        "train", "fmnist-lenet", "--out", run, *settings(keys), "--log", tmp_path / "log"
+    ) as process:
+        err = stop_when(process, lambda: events.exists() and bool(events.read_text()), signal.SIGTERM)
+    assert f"Continue with: fedseal train {run}/config.toml --out {run} --resume" in err
+    assert not (run / "summary.json").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_images_are_decoded(number: int, shapes: Path, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (1500, 1500, 3), np.uint8)
+    Image.fromarray(pixels).save(shapes / "clients" / "north" / "large.png")
+    for i in range(100):
+        os.link(shapes / "clients" / "north" / "large.png", shapes / "clients" / "north" / f"{i}.png")
+    cache, run = tmp_path / "cache", tmp_path / "run"
+    with started("train", "folders", "--set", f"data.path={shapes}", "--out", run) as process:
+        stop_when(process, lambda: any(cache.rglob("pixels-*")), number)
+    assert not run.exists() and not list(cache.rglob("about.json"))
 
 
 def test_sigterm_while_pytorch_is_imported(tmp_path: Path) -> None:

@@ -98,14 +98,18 @@ def ignore_disk_errors(error: threading.ExceptHookArgs) -> None:
 
 
 def main() -> None:
-    """Entry point of `fedseal`."""
+    """Runs the command that the words after `fedseal` name, and ends the process."""
     _make_output_safe()
     logs.set_up_logs()
-    stop_on_signals()
     set_up_process()
     end_with_parent()
     threading.excepthook = ignore_disk_errors
-    leave(run_safely(lambda: app(prog_name="fedseal")))
+    leave(run_safely(_run_command))
+
+
+def _run_command() -> None:
+    stop_on_signals()
+    app(prog_name="fedseal")
 
 
 def _make_output_safe() -> None:

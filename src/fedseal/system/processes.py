@@ -4,9 +4,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PARENT = "FEDSEAL_PARENT"  # environment variable with the parent's process number
@@ -36,19 +37,39 @@ class Stopped(BaseException):
         self.hint = ""  # how to continue
 
 
+def leave_on_signals() -> None:
+    """Makes Ctrl-C and SIGTERM end the process at once, in one sentence: there is nothing to tidy up yet."""
+    _handle_signals(_leave)
+
+
 def stop_on_signals() -> None:
-    """Makes Ctrl-C and SIGTERM raise `Stopped`."""
+    """Makes Ctrl-C and SIGTERM raise `Stopped`; a second one ends the process at once."""
+    stopping = False
 
     def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal stopping
+        if stopping:
+            _leave(number, frame)
         if not _is_importing(frame):
+            stopping = True
             raise Stopped(number)
         again = threading.Timer(0.1, os.kill, (os.getpid(), number))
         again.daemon = True
         again.start()
 
+    _handle_signals(stop)
+
+
+def _handle_signals(handler: Callable[[int, FrameType | None], None]) -> None:
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as with nohup, or as a background job
-            signal.signal(number, stop)
+            signal.signal(number, handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    with suppress(OSError):
+        os.write(2, b"Stopped.\n")
+    os._exit(128 + number)
 
 
 def _is_importing(frame: FrameType | None) -> bool:
