@@ -1,4 +1,4 @@
-"""Entry point of `fedseal` and `python -m fedseal`: its import takes no time, that of the command line does."""
+"""Entry point of `fedseal`: handles signals before the command line is imported, which takes a while."""
 
 from fedseal.system.lazy import import_object
 from fedseal.system.processes import leave_on_signals
