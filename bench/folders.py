@@ -6,7 +6,8 @@ added, and the start without a change, with the first one, which decodes all ima
 `python -m bench.folders --images 100000` makes that number of files, runs `fedseal` on them and writes
 results/bench/folders.json. The pixels of 100,000 images are 15 GB on disk. Memory is the highest sum of
 RssAnon over the process and its workers: all memory that does not belong to a file. The resident memory
-(VmRSS) also counts pages of memory-mapped files, which the kernel drops when it needs the memory.
+(VmRSS) also counts pages of memory-mapped files, which the kernel drops when it needs the memory. To see
+that, run it in a control group with a hard limit, which the results then name.
 """
 
 import argparse
@@ -151,6 +152,17 @@ def memory(pid: int) -> tuple[float, float]:
     return anonymous * 1024 / 1e9, resident * 1024 / 1e9
 
 
+def memory_limit() -> float:
+    """The limit in gigabytes of this process's control group, 0 if there is none."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, group = line.split(":", 2)
+        names = {"memory": "memory/{}/memory.limit_in_bytes", "": "{}/memory.max"}
+        file = Path("/sys/fs/cgroup") / names.get(controllers, "none").format(group.strip("/"))
+        if file.is_file() and (text := file.read_text().strip()).isdigit() and int(text) < 2**60:
+            return round(int(text) / 1e9, 2)
+    return 0.0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--images", type=int)
@@ -162,6 +174,8 @@ def main() -> None:
     pixels = images * CHANNELS * SIZE * SIZE / 1e9
     about: dict[str, Any] = {"date": str(date.today()), "versions": versions(), "cores": cores()}
     about |= {"images": images, "gigabytes of pixels": round(pixels, 2), "steps": {}}
+    if limit := memory_limit():
+        about["gigabytes allowed"] = limit
     for step, measured in measure(images):
         print(f"{step}: " + ", ".join(f"{value} {name}" for name, value in measured.items()), flush=True)
         about["steps"][step] = measured
@@ -177,7 +191,9 @@ def table(about: dict[str, Any]) -> list[str]:
         lines.append(f"| {step} | " + " | ".join(f"{size:.1f} GB" for size in sizes) + " |")
     what = f"{about['images']:,} images of {SIZE}×{SIZE}×{CHANNELS}"
     pixels = f"{about['gigabytes of pixels']:.1f} GB of pixels"
-    return [*lines, "", f"Measured on {about['date']}: {what}, {pixels}."]
+    limit = about.get("gigabytes allowed")
+    allowed = f" The kernel allowed {limit:.1f} GB in all, mapped files included." if limit else ""
+    return [*lines, "", f"Measured on {about['date']}: {what}, {pixels}.{allowed}"]
 
 
 if __name__ == "__main__":
