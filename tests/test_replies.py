@@ -3,7 +3,8 @@
 import torch
 
 from fedseal.core import Packet
-from fedseal.replies import find_problem
+from fedseal.methods.fedseal import FedSEAL
+from fedseal.replies import check_reply, find_problem
 
 
 def test_problems_that_make_a_reply_unusable() -> None:
@@ -28,3 +29,26 @@ def test_problems_that_make_a_reply_unusable() -> None:
     memory_request = Packet(scalars={"train": False})
     assert find_problem(Packet(), memory_request) == ""
     assert "count named 'event'" in find_problem(Packet(scalars={"event": 7}), memory_request)
+
+
+def test_a_reply_has_exactly_the_groups_that_the_method_names() -> None:
+    group = {"w": torch.zeros(2)}
+    sent = Packet({"model": group, "control": group, "thresholds": group})
+    strange = {"x": torch.zeros(1).to(torch.float8_e4m3fn)}  # PyTorch cannot tell whether this is finite
+    assert "other groups of tensors than model" in find_problem(Packet({"model": group, "x": strange}), sent)
+    assert "other groups" in find_problem(Packet({"model": group, "thresholds": group}), sent)
+    both = Packet({"model": group, "control": group})
+    assert find_problem(both, sent, "model", ["control"]) == ""
+    assert "other groups of tensors than model, control" in find_problem(
+        Packet({"model": group}), sent, "model", ["control"]
+    )
+    changed = Packet({"model": group, "control": strange})
+    assert "other names, shapes or types" in find_problem(changed, sent, "model", ["control"])
+    listens = Packet(sent.tensors, {"train": False})
+    assert "other groups of tensors than none" in find_problem(Packet({"model": group}), listens)
+
+
+def test_an_exception_in_a_check_is_its_clients_problem() -> None:
+    strange = {"w": torch.zeros(1).to(torch.float8_e4m3fn)}
+    problem = check_reply(Packet({"model": strange}), Packet({"model": strange}), FedSEAL())
+    assert problem is not None and "its reply cannot be checked (" in problem.reason

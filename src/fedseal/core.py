@@ -178,6 +178,8 @@ class Method(Settings, ABC):
 
     needs_client_labels: ClassVar[bool] = False  # only FedAvg-SL, the upper bound
     uploads: ClassVar[str] = "model"  # the tensor group that a client trains and sends back
+    # Further groups of a reply. Each has the names, shapes and types of the same group in the request.
+    also_uploads: ClassVar[tuple[str, ...]] = ()
     uses_clients: ClassVar[bool] = True  # if False, the client settings do not affect the result
     strong_views: ClassVar[bool] = True  # if False, the strong augmentation does not affect the result
     titles: ClassVar[Mapping[str, str]] = {}  # how metrics are called in reports, e.g. {"positive": "D⁺"}

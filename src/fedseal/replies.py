@@ -7,7 +7,7 @@ from collections.abc import Collection
 import torch
 
 from fedseal import weights
-from fedseal.core import Packet, Reply
+from fedseal.core import Method, Packet, Problem, Reply
 
 MAX_COUNTS = 20
 MAX_GROWTH = 1000  # of the largest weight in one round; beyond it a client has diverged
@@ -20,7 +20,18 @@ def is_reserved(name: str) -> bool:
     return name in RESERVED or name.endswith(("accuracy", "_correct"))
 
 
-def find_problem(reply: Packet, request: Packet, uploads: str = "model") -> str:
+def check_reply(reply: Packet, request: Packet, method: Method) -> Problem | None:
+    """The reason to leave a client out of a round. Nothing that a client sends raises an exception here."""
+    try:
+        why = find_problem(reply, request, method.uploads, method.also_uploads)
+    except Exception as error:
+        why = f"its reply cannot be checked ({type(error).__name__})"
+    return Problem(why) if why else None
+
+
+def find_problem(
+    reply: Packet, request: Packet, uploads: str = "model", also_uploads: Collection[str] = ()
+) -> str:
     """Why a client's reply cannot be used; empty if it can."""
     counts = reply.counts
     if len(counts) > MAX_COUNTS:
@@ -32,11 +43,16 @@ def find_problem(reply: Packet, request: Packet, uploads: str = "model") -> str:
             return f"its reply contains a count named '{name}', which is reserved for the server"
         if not 0 <= value < 2**53:
             return f"its count '{name}' is not a number of images"
-    if uploads not in reply.tensors:
-        return "its reply contains no model" if request.trains else ""
-    received, sent = reply.tensors[uploads], request.tensors[uploads]
-    if not weights.same_layout(received, sent):
+    expected = (uploads, *also_uploads) if request.trains else ()
+    if request.trains and uploads not in reply.tensors:
+        return "its reply contains no model"
+    if reply.tensors.keys() != set(expected):
+        return f"its reply contains other groups of tensors than {', '.join(expected) or 'none'}"
+    if not all(weights.same_layout(reply.tensors[name], request.tensors[name]) for name in expected):
         return "its model has other names, shapes or types than the one it was sent"
+    if not expected:
+        return ""
+    received, sent = reply.tensors[uploads], request.tensors[uploads]
     if not all(weights.all_finite(group) for group in reply.tensors.values()):
         return "its model has NaN or infinite weights (is client.lr too high?)"
     if any(name in sent and not torch.equal(received[name], sent[name]) for name in ("mean", "std")):

@@ -11,7 +11,7 @@ from fedseal import weights
 from fedseal.config.config import Config
 from fedseal.core import Engine, Metrics, Packet, PreparationStep, Problem, Reply, Round, Server, derive_seed
 from fedseal.errors import UserError
-from fedseal.replies import correct_rates, find_problem, is_reserved, total_counts, traffic
+from fedseal.replies import check_reply, correct_rates, is_reserved, total_counts, traffic
 
 LAST_ROUNDS = 10  # a run's accuracy is the mean over its last rounds, since single rounds fluctuate
 
@@ -84,11 +84,7 @@ def rounds(
         replies: dict[int, Reply] = {}
         left_out: list[int] = []
         for done, reply in enumerate(engine.exchange(requests), start=1):
-            problem = reply.problem
-            if problem is None and (
-                why := find_problem(reply.packet, requests[reply.client], method.uploads)
-            ):
-                problem = Problem(why)
+            problem = reply.problem or check_reply(reply.packet, requests[reply.client], method)
             if problem is not None:
                 left_out.append(reply.client)
                 yield LeftOut(t, names[reply.client], problem)

@@ -4,14 +4,24 @@ from pathlib import Path
 
 import pytest
 
-from fedseal.deploy.guard import GUARD_FILE, MAX_REQUEST_BYTES, Guard, admit_clients, refused_file
+pytest.importorskip("flwr")
+
+from fedseal.deploy.guard import (
+    GUARD_FILE,
+    MAX_OBJECT_BYTES,
+    MAX_URL_BYTES,
+    Guard,
+    admit_clients,
+    refused_file,
+)
 from fedseal.system.version import fedseal_version
 
 
 def check(path: str, sender: str, **headers: str) -> int:
     headers = {"fedseal_version": fedseal_version()} | headers
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    scope = {"path": path, "headers": raw, "client": (sender, 9), "server": ("10.0.0.1", 8000)}
+    scope = {"path": path, "raw_path": path.encode(), "headers": raw}
+    scope |= {"client": (sender, 9), "server": ("10.0.0.1", 8000)}
     return Guard(None).check(scope)  # type: ignore[arg-type]
 
 
@@ -23,24 +33,34 @@ def guard_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_clients_need_a_registered_key(guard_file: Path) -> None:
     assert check("/v1/fleet/x", "10.0.0.2") == 503  # not ready yet
-    admit_clients(guard_file, {b"key": "north"})
+    admit_clients(guard_file, {b"key": "north"}, 1000)
     assert check("/v1/fleet/x", "10.0.0.2", flwr_public_key="a2V5") == 200  # base64
     assert check("/v1/fleet/x", "10.0.0.2", flwr_public_key="b3RoZXI=") == 403
     assert check("/v1/fleet/x", "10.0.0.2") == 403
-    admit_clients(guard_file, None)
+    admit_clients(guard_file, None, 1000)
     assert check("/v1/fleet/x", "10.0.0.2") == 200
 
 
 def test_large_requests_are_refused(guard_file: Path) -> None:
-    admit_clients(guard_file, {b"key": "north"})
-    too_large = str(MAX_REQUEST_BYTES + 1)
-    assert check("/v1/fleet/x", "10.0.0.2", flwr_public_key="a2V5", content_length=too_large) == 413
+    admit_clients(guard_file, {b"key": "north"}, 1000)
+    for path, size, status in (
+        ("push-object", MAX_OBJECT_BYTES, 200),
+        ("push-object", MAX_OBJECT_BYTES + 1, 413),
+        ("push-messages", MAX_OBJECT_BYTES, 413),
+    ):
+        given = {"flwr_public_key": "a2V5", "content_length": str(size)}
+        assert check(f"/v1/fleet/{path}", "10.0.0.2", **given) == status
     assert check("/v1/fleet/x", "10.0.0.2", flwr_public_key="a2V5", transfer_encoding="chunked") == 413
+
+
+def test_long_urls_are_refused() -> None:
+    assert check("/health".ljust(MAX_URL_BYTES, "x"), "127.0.0.1") == 200
+    assert check("/health".ljust(MAX_URL_BYTES + 1, "x"), "127.0.0.1") == 414
 
 
 def test_other_versions_are_refused_and_named_once(guard_file: Path) -> None:
     major, minor, *_ = fedseal_version().split(".")
-    admit_clients(guard_file, {b"key": "north"})
+    admit_clients(guard_file, {b"key": "north"}, 1000)
     guard = Guard(None)  # type: ignore[arg-type]
     for version, status in (
         (f"{major}.{minor}.99", 200),

@@ -92,6 +92,12 @@ def run_faulty_client(*arguments, **options):
         model["mean"] = torch.zeros(500_000)
     elif fault == "keys":
         reply = Packet({"model": {"other": torch.zeros(1)}}, reply.scalars)
+    elif fault == "float8":
+        extra = {"x": torch.zeros(4).to(torch.float8_e4m3fn)}
+        reply = Packet({"model": model, "extra": extra}, reply.scalars)
+    elif fault == "many":
+        extra = {f"{i}": torch.zeros(0) for i in range(15_000)}
+        reply = Packet({"model": model, "extra": extra}, reply.scalars)
     elif fault == "raises":
         raise RuntimeError("a secret of this client")
     elif fault == "slow":
@@ -109,6 +115,8 @@ REASONS = {
     "shape": "other names, shapes or types",
     "huge": "its reply is too large",
     "keys": "other names, shapes or types",
+    "float8": "its reply contains other groups of tensors than model",
+    "many": "its reply lists many more tensors",
     "raises": "it failed: RuntimeError, see the client's own output",
     "slow": "no reply within 25 seconds",
     "garbled": "its reply cannot be read",
@@ -198,8 +206,11 @@ main()
 def test_clients_before_the_first_round(
     processes: Processes,  # noqa: F811
     images: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A client is one process without a port, others are refused, and it says when the server is gone."""
+    (processes.folder / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(processes.folder / "tmp"))
     deployment = Deployment(processes, images, rounds=1)
     server = deployment.serve()
     wait_until(lambda: "listening" in server.output, server)
@@ -222,12 +233,15 @@ def test_clients_before_the_first_round(
 
     client.process.terminate()
     assert client.wait() == 143
-    assert "Deactivated" in (deployment.run / "flower.log").read_text("utf-8")
+    wait_until(lambda: "Deactivated" in (deployment.run / "flower.log").read_text("utf-8"), server)
     wait_until(lambda: server.output.count("0 of 3 clients are connected") == 2, server)
 
     client = deployment.join("north", "--wait", 2)
     wait_until(lambda: "joined" in client.output, client)
+    [private] = (processes.folder / "tmp").glob("fedseal-*")
+    assert private.stat().st_mode & 0o777 == 0o700 and not (private / "secret").exists()
     server.kill()
+    wait_until(lambda: not private.exists())  # the SuperLink removes it
     assert client.wait() == 2
     assert "does not answer: waiting for it up to 2 seconds" in client.output
     assert "has not answered for 2 seconds: its run may have ended" in client.output

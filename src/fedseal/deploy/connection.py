@@ -155,6 +155,9 @@ class Connection:
             except httpx.HTTPStatusError as error:
                 if error.response.status_code in UNAVAILABLE:
                     raise
+                if error.response.status_code == 413:
+                    self.notify("the server refuses this reply, because it is too large")
+                    return
                 accepted = False
             if not accepted:
                 self.notify("the server no longer expects this reply")

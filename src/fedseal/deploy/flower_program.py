@@ -3,6 +3,12 @@
 python -m fedseal.deploy.flower_program OPTIONS...
 """
 
+import os
+import shutil
+from functools import partial
+from typing import Any
+
+import uvicorn
 from flwr.superlink import extensions
 from flwr.superlink.cli.flower_superlink import flower_superlink
 from starlette.middleware import Middleware
@@ -10,11 +16,20 @@ from starlette.middleware import Middleware
 from fedseal.deploy.guard import Guard
 from fedseal.system.processes import end_with_parent
 
+# h11 limits the size of a request's URL and headers. The access log would repeat each stranger's URL.
+SAFE = {"http": "h11", "access_log": False}
+
 
 def main() -> None:
-    """Runs the SuperLink until it is stopped."""
-    end_with_parent()
+    """Runs the SuperLink until it is stopped. If its parent was killed, it removes its own private folder."""
+    end_with_parent(partial(shutil.rmtree, os.environ["FLWR_HOME"], ignore_errors=True))
     extensions.get_middleware = lambda: (Middleware(Guard),)
+    usual = uvicorn.run
+
+    def run(**options: Any) -> None:
+        usual(**options | SAFE)
+
+    uvicorn.run = run  # type: ignore[assignment]
     flower_superlink()
 
 

@@ -7,8 +7,10 @@ with it into an error message of its sender.
 
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import Any, cast
 
+import httpx
 from flwr.app import Message, Metadata
 from flwr.app.error import Error
 from flwr.app.message import make_message
@@ -78,10 +80,6 @@ class SafeGrid(HttpGrid):
             parts = self._pull_parts(tree, limit)
             message = cast(Message, inflate_object_from_contents(reply.metadata.message_id, parts))
             message.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
-            confirmation = ConfirmMessageReceivedRequest(
-                node=self.node, run_id=self.run.run_id, message_object_id=reply.metadata.message_id
-            )
-            self._runtime_client.ConfirmMessageReceived(confirmation)
             return message
         except TooLargeError:
             error = Error(ErrorCode.UNKNOWN, f"its reply is too large: more than {limit / 1e6:.1f} MB")
@@ -89,6 +87,8 @@ class SafeGrid(HttpGrid):
             error = Error(ErrorCode.MESSAGE_UNAVAILABLE, "its reply is incomplete")
         except Exception as exception:
             error = Error(ErrorCode.UNKNOWN, f"its reply cannot be read ({type(exception).__name__})")
+        finally:
+            self._forget(reply)
         metadata = Metadata(
             run_id=self.run.run_id,
             message_id="",
@@ -101,6 +101,14 @@ class SafeGrid(HttpGrid):
             ttl=0.0,
         )
         return make_message(metadata=metadata, error=error)
+
+    def _forget(self, reply: MessageProto) -> None:
+        """Removes a reply from the SuperLink's memory, also one that was refused."""
+        confirmation = ConfirmMessageReceivedRequest(
+            node=self.node, run_id=self.run.run_id, message_object_id=reply.metadata.message_id
+        )
+        with suppress(httpx.HTTPError, RuntimeError):  # RuntimeError: this Grid is closed
+            self._runtime_client.ConfirmMessageReceived(confirmation)
 
     def _pull_parts(self, tree: ObjectTree, limit: int) -> dict[str, bytes]:
         """The content of all objects in a tree, up to `limit` bytes together."""

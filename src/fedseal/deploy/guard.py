@@ -1,28 +1,49 @@
 """The guard in front of Flower's SuperLink.
 
 A SuperLink serves clients and operators on one port. Without the guard, anyone who reaches the port could
-start runs, register keys and act as the server. The guard also refuses unsuitable versions of fedseal.
+start runs, register keys and act as the server. A client could also fill the SuperLink's memory, which keeps
+every upload until the server has fetched it. The guard refuses unsuitable versions of fedseal, too.
 """
 
 import base64
+import hashlib
 import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from fedseal.system.version import compatible, fedseal_version
 
 GUARD_FILE = "FEDSEAL_GUARD"  # environment variable with the path of the file of accepted keys
-MAX_REQUEST_BYTES = 64_000_000  # of one HTTP request; Flower splits arrays into chunks of 5 MB
 VERSION_HEADER = "fedseal-version"  # of clients' requests, and of the answer that refuses a version
 MAX_REFUSED = 100  # clients with an unsuitable version that the server is told about
+
+MAX_URL_BYTES = 200
+MAX_BODY_BYTES = 64_000  # of a request that carries no object; it can name about 900 objects
+MAX_OBJECT_BYTES = 6_000_000  # Flower splits arrays into objects of 5 MB
+ANNOUNCEMENT_COST = 10  # the SuperLink keeps about ten times the bytes in which a client names its objects
+
+FLEET = "/v1/fleet/"  # the part of the SuperLink for clients
+FETCH, ANNOUNCE, UPLOAD = f"{FLEET}pull-messages", f"{FLEET}push-messages", f"{FLEET}push-object"
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+@dataclass
+class Allowance:
+    """What a client may upload in answer to the request that it has fetched last."""
+
+    left: int  # bytes
+    reply: bytes = b""  # a hash of the announcement of its reply; it can be repeated, but not changed
 
 
 class Guard:
@@ -31,27 +52,31 @@ class Guard:
     def __init__(self, app: App) -> None:
         self.app = app
         self.refused: set[str] = set()  # of which the server has been told
+        self.allowances: dict[str, Allowance] = {}  # by key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        status = 200 if scope["type"] == "lifespan" else self.check(scope)
-        if status == 200:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        status = self.check(scope)
+        if status == 200 and scope["path"].startswith(FLEET):
+            await self.serve_client(scope, receive, send)
+        elif status == 200:
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            headers = [(VERSION_HEADER.encode(), fedseal_version().encode())] if status == 426 else []
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            await send({"type": "http.response.body", "body": b""})
+            await refuse(send, status)
 
     def check(self, scope: Scope) -> int:
         """The HTTP status of the refusal, or 200."""
         headers = dict(scope["headers"])
-        if scope["path"].startswith("/v1/fleet/"):
-            if (
-                int(headers.get(b"content-length", b"0")) > MAX_REQUEST_BYTES
-                or b"transfer-encoding" in headers
-            ):
+        if len(scope.get("raw_path") or b"") + len(scope.get("query_string", b"")) > MAX_URL_BYTES:
+            return 414
+        if scope["path"].startswith(FLEET):
+            limit = MAX_OBJECT_BYTES if scope["path"] == UPLOAD else MAX_BODY_BYTES
+            if body_size(scope) > limit or b"transfer-encoding" in headers:
                 return 413
-            key = headers.get(b"flwr-public-key", b"").decode("latin-1")
-            return self.check_client(key, headers.get(VERSION_HEADER.encode(), b"").decode("latin-1"))
+            version = headers.get(VERSION_HEADER.encode(), b"").decode("latin-1")
+            return self.check_client(client_key(scope), version)
         sender = scope["client"][0] if scope.get("client") else ""
         local = sender in ("127.0.0.1", "::1") or sender == (scope.get("server") or [None])[0]
         return 200 if local else 404
@@ -60,7 +85,7 @@ class Guard:
         """503 while the server is starting, 403 for an unknown key, 426 for an unsuitable version, or 200."""
         path = Path(os.environ[GUARD_FILE])
         try:
-            names = json.loads(path.read_text("utf-8"))
+            names = json.loads(path.read_text("utf-8"))["names"]
         except FileNotFoundError:
             return 503
         if names is not None and key not in names:
@@ -75,15 +100,110 @@ class Guard:
                 file.write(line)
         return 426
 
+    async def serve_client(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a client's request on if its allowance suffices.
+
+        The SuperLink checks the client's signature. So a request counts only if the SuperLink accepts it.
+        """
+        key, path, cost = client_key(scope), scope["path"], 0
+        allowance = self.allowances.get(key, Allowance(0))
+        if path == ANNOUNCE:
+            body = await read_body(receive)
+            receive, cost = replay(body, receive), ANNOUNCEMENT_COST * len(body)
+            reply = hashlib.sha256(body).digest()
+            if not is_one_reply(body) or allowance.reply not in (b"", reply):
+                await refuse(send, 409)
+                return
+        elif path == UPLOAD:
+            cost = body_size(scope)
+        if cost > allowance.left:
+            await refuse(send, 413)
+            return
+        allowance.left -= cost  # before the body is read, because requests can be simultaneous
+        accepted = False
+
+        async def watch(message: MutableMapping[str, Any]) -> None:
+            nonlocal accepted
+            if message["type"] == "http.response.start":
+                accepted = message["status"] == 200
+                if accepted and path == ANNOUNCE:
+                    allowance.reply = reply
+            elif accepted and path == FETCH and message.get("body"):  # it is empty if there is no request
+                self.allowances[key] = Allowance(read_upload_limit())
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watch)
+        finally:
+            if not accepted:
+                allowance.left += cost
+
+
+async def refuse(send: Send, status: int) -> None:
+    """Answers with a status only."""
+    headers = [(VERSION_HEADER.encode(), fedseal_version().encode())] if status == 426 else []
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def client_key(scope: Scope) -> str:
+    return str(dict(scope["headers"]).get(b"flwr-public-key", b"").decode("latin-1"))
+
+
+def body_size(scope: Scope) -> int:
+    return int(dict(scope["headers"]).get(b"content-length", b"0"))
+
+
+async def read_body(receive: Receive) -> bytes:
+    """The body of a request, whose size has been checked."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return body
+
+
+def replay(body: bytes, receive: Receive) -> Receive:
+    """Makes the application receive a body that has been read already."""
+    first = True
+
+    async def receive_again() -> MutableMapping[str, Any]:
+        nonlocal first
+        if not first:
+            return await receive()
+        first = False
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive_again
+
+
+def is_one_reply(body: bytes) -> bool:
+    """True if a client announces one message whose objects the SuperLink can forget with the message."""
+    try:
+        request = PushMessagesRequest.FromString(body)
+    except DecodeError:
+        return False
+    messages, trees = request.messages_list, request.message_object_trees
+    return len(messages) == len(trees) == 1 and messages[0].metadata.message_id == trees[0].object_id
+
 
 def refused_file(guard_file: Path) -> Path:
     """Where the guard tells the server which clients it refused because of their version, one per line."""
     return guard_file.with_name("refused.txt")
 
 
-def admit_clients(path: Path, names: Mapping[bytes, str] | None) -> None:
-    """Admits clients from now on: those with one of these keys, or everyone if `names` is None."""
+def admit_clients(path: Path, names: Mapping[bytes, str] | None, upload_limit: int) -> None:
+    """Admits clients from now on: those with one of these keys, or everyone if `names` is None.
+
+    Each may upload this number of bytes in answer to a request.
+    """
     listed = None if names is None else {base64.b64encode(key).decode(): name for key, name in names.items()}
     work = path.with_suffix(".new")
-    work.write_text(json.dumps(listed), "utf-8")
+    work.write_text(json.dumps({"names": listed, "upload_limit": upload_limit}), "utf-8")
     work.replace(path)
+
+
+def read_upload_limit() -> int:
+    """The number of bytes that `admit_clients` has set."""
+    return int(json.loads(Path(os.environ[GUARD_FILE]).read_text("utf-8"))["upload_limit"])

@@ -31,8 +31,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedseal.deploy import keys
 from fedseal.deploy.grid import SafeGrid
 from fedseal.deploy.guard import admit_clients
-from fedseal.deploy.programs import Notify, SuperLink, flower_home, guard_file, secret_file
-from fedseal.engines.flower.engine import GONE, ClientRegistry, FlowerEngine, flower_errors
+from fedseal.deploy.programs import Notify, SuperLink, flower_home, guard_file
+from fedseal.engines.flower.engine import GONE, ClientRegistry, FlowerEngine, flower_errors, size_limit
 from fedseal.engines.flower.task import END_OF_RUN, make_task, pack
 from fedseal.errors import UserError
 from fedseal.run_setup import RunSetup
@@ -120,15 +120,14 @@ def connect(
     try:
         endpoint.check()
         secret = secrets.token_bytes(32)
-        home = stack.enter_context(flower_home(secret))
+        home = stack.enter_context(flower_home())
         options = [*endpoint.options(), "--isolation", "process"]
-        options += ["--superexec-auth-secret-file", str(secret_file(home))]
-        superlink = stack.enter_context(SuperLink(options, home, folder / "flower.log"))
+        superlink = stack.enter_context(SuperLink(options, secret, home, folder / "flower.log"))
         wait_until_healthy(superlink, endpoint)
         with flower_errors():
             start_run(endpoint, list(registered or ()))
             grid = take_server_task(endpoint, secret, stack)
-        admit_clients(guard_file(home), registered)
+        admit_clients(guard_file(home), registered, upload_limit(setup))
         notify(f"listening on {endpoint.host}:{endpoint.port}")
         endpoint.warn()
         registry = ClientRegistry(grid, names, registered)
@@ -153,6 +152,14 @@ def connect(
     except BaseException:
         stack.close()
         raise
+
+
+def upload_limit(setup: RunSetup) -> int:
+    """The bytes that a client may upload in a round.
+
+    It is twice what the server accepts as a reply, so that the server can say that a reply is too large.
+    """
+    return 2 * size_limit(sum(value.nbytes for value in setup.network().state_dict().values()))
 
 
 def run_id(folder: Path) -> str:

@@ -13,8 +13,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PARENT = "FEDSEAL_PARENT"  # environment variable with the parent's process number
 
 
-def end_with_parent() -> None:
-    """Ends this process, gracefully if possible, when the parent named in its environment is gone."""
+def end_with_parent(clean_up: Callable[[], object] = lambda: None) -> None:
+    """Ends this process, gracefully if possible, when the parent named in its environment is gone.
+
+    `clean_up` does what the parent no longer can.
+    """
     if PARENT not in os.environ:
         return
     parent = int(os.environ.pop(PARENT))
@@ -22,6 +25,7 @@ def end_with_parent() -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.2)
+        clean_up()
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(10)
         os._exit(1)

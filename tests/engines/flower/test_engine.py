@@ -142,6 +142,17 @@ def changed_model(change: Callable[[dict[str, torch.Tensor]], None]) -> Behaviou
     return behave
 
 
+def added_groups(number: int) -> Behaviour:
+    """Adds empty tensors in another group."""
+
+    def behave(request: Message, reply: Message) -> Message:
+        packet = Packet.from_bytes(unpack(reply.content))
+        extra = {str(i): torch.zeros(0) for i in range(number)}
+        return Message(pack(Packet({**packet.tensors, "extra": extra}).to_bytes()), reply_to=request)
+
+    return behave
+
+
 def added_counts(**scalars: int) -> Behaviour:
     """Adds counts to a reply."""
 
@@ -195,6 +206,8 @@ FAULTS: dict[str, tuple[Behaviour, str]] = {
         changed_model(put("std", torch.full((1, 3, 1, 1), -9.0))),
         "normalises images differently",
     ),
+    "more tensors": (added_groups(1), "other groups of tensors than model"),
+    "many tensors": (added_groups(9000), "lists many more tensors"),
     "garbage": (sent(b"garbage"), "cannot be read"),
     "nothing": (sent(b""), "cannot be read"),
     "no record": (lambda request, _: Message(RecordDict(), reply_to=request), "cannot be read"),

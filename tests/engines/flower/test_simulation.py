@@ -1,11 +1,19 @@
 """Memories in Flower's simulation: only those of the requested clients become files, and a client that sends
 no reply keeps the one it had."""
 
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+
+from conftest import children, settings
 
 pytest.importorskip("flwr")
 
@@ -50,3 +58,52 @@ def test_memories_travel_as_files_of_the_requested_clients(tmp_path: Path) -> No
     assert stored == [b"x", b"client 1: xx", b"client 2: ", b"client 3: ", b""]
     assert not list(tmp_path.iterdir())
     memories.close()
+
+
+def family(pid: int) -> list[int]:
+    """A process and all of its descendants."""
+    return [pid, *(number for child in children(pid) for number in family(child))]
+
+
+def listening_addresses(processes: list[int]) -> set[str]:
+    """The addresses on which processes listen, in hexadecimal digits as the kernel writes them."""
+    sockets = set()
+    for number in processes:
+        with suppress(OSError):  # it may have ended
+            sockets |= {path.readlink().name for path in Path(f"/proc/{number}/fd").iterdir()}
+    rows = [
+        row.split()
+        for name in ("tcp", "tcp6")
+        for row in Path("/proc/net", name).read_text().splitlines()[1:]
+    ]
+    return {row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
+
+
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
+def test_ray_listens_on_loopback_only_and_its_folder_is_private(own: dict[str, Any], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedseal", "train", "folders", "--quiet", "--out", str(tmp_path / "run")]
+    command += ["--engine", "flower", "--workers", "1", *settings(own | {"rounds": 100_000})]
+    with TemporaryDirectory(dir="/tmp") as temporary:  # its path is short enough for Ray
+        watch_simulation(command, tmp_path / "run" / "events.jsonl", Path(temporary))
+        assert not list(Path(temporary).iterdir())
+
+
+def watch_simulation(command: list[str], events: Path, temporary: Path) -> None:
+    """Looks at the sockets and at the temporary folder of a simulation in its first rounds."""
+    process = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(temporary)})
+    try:
+        end = time.monotonic() + 120
+        while not (events.exists() and events.stat().st_size) and time.monotonic() < end:
+            assert process.poll() is None
+            time.sleep(0.1)
+        members = family(process.pid)
+        assert len(members) > 3  # Ray's servers and workers
+        addresses = listening_addresses(members)
+        assert addresses and addresses <= LOOPBACK
+        [folder] = temporary.glob("fs-*")
+        assert folder.stat().st_mode & 0o777 == 0o700 and any(folder.glob("session_*"))
+    finally:
+        process.terminate()
+        process.wait(60)

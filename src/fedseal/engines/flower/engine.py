@@ -19,6 +19,7 @@ log = logging.getLogger("fedseal")
 
 REPLY_POLL = 0.1  # seconds between two checks for replies
 NODE_POLL = 2.0  # seconds between two checks for clients that reconnected
+MORE_HEADER = 20_000  # bytes by which a reply's header may exceed that of its request
 # A client that disconnected may come back before the deadline, so these errors are not its answer.
 GONE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 
@@ -140,7 +141,8 @@ class FlowerEngine:
                     activations[k] = ""  # the request is lost: it is sent again while the client is connected
                 elif k in waiting:
                     waiting.remove(k)
-                    yield read_reply(message, k, sizes[k], simulated=bool(self.task.memory_folder))
+                    wire = wires[id(requests[k])]
+                    yield read_reply(message, k, wire, simulated=bool(self.task.memory_folder))
             if time.monotonic() > end:
                 break
             time.sleep(REPLY_POLL if waiting else 0)
@@ -155,11 +157,12 @@ class FlowerEngine:
         return [name for name in self.grid.push_messages([message]) if name]
 
 
-def read_reply(message: Message, k: int, down: int, *, simulated: bool = False) -> Reply:
-    """Client k's reply to a request of `down` bytes, or a problem if it cannot be used.
+def read_reply(message: Message, k: int, request: bytes, *, simulated: bool = False) -> Reply:
+    """Client k's reply to a request, or a problem if it cannot be used.
 
     Nothing that a client sends raises an exception here. Label statistics are read only in a simulation.
     """
+    down = len(request)
     if message.has_error():
         reason = message.error.reason or f"error {message.error.code}"
         return Reply(k, Packet(), down, problem=Problem(f"it failed: {one_line(reason)}"))
@@ -168,6 +171,9 @@ def read_reply(message: Message, k: int, down: int, *, simulated: bool = False) 
         if len(wire) > size_limit(down):
             size = f"{len(wire) / 1e6:.1f} MB for a request of {down / 1e6:.1f} MB"
             return Reply(k, Packet(), down, len(wire), problem=Problem(f"its reply is too large: {size}"))
+        if header_size(wire) > header_size(request) + MORE_HEADER:
+            problem = Problem("its reply lists many more tensors or scalars than the request")
+            return Reply(k, Packet(), down, len(wire), problem=problem)
         packet = Packet.from_bytes(wire)
         if not all(isinstance(value, bool | int | float | str) for value in packet.scalars.values()):
             raise TypeError("unsupported scalar type")
@@ -177,6 +183,11 @@ def read_reply(message: Message, k: int, down: int, *, simulated: bool = False) 
     except Exception as error:  # a client can send anything; the round continues without it
         problem = Problem(f"its reply cannot be read ({type(error).__name__})")
         return Reply(k, Packet(), down, problem=problem)
+
+
+def header_size(wire: bytes) -> int:
+    """The size of a packet's header in bytes: of the names of its tensors, and of its scalars."""
+    return int.from_bytes(wire[:8], "little")
 
 
 def size_limit(sent: int) -> int:

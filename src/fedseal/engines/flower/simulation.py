@@ -10,10 +10,12 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from queue import Queue
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
+from ray._private import ray_constants
 
 from fedseal.core import Packet, Reply
 from fedseal.engines.flower import client_app
@@ -25,6 +27,7 @@ from fedseal.run_setup import RunSetup
 from fedseal.system.machine import cores
 
 START_SECONDS = 300.0  # for all simulated clients to connect
+MAX_TEMPORARY_PATH = 25  # characters; Ray's sockets are about 80 characters below, and may have 107
 
 
 class GridHandover:
@@ -66,9 +69,13 @@ class SimulationEngine:
 
 def simulate(setup: RunSetup, memories: MemoryStore) -> SimulationEngine:
     """Starts Flower's simulation. The engine's `close` ends it."""
-    folder = tempfile.TemporaryDirectory(prefix="fedseal-")
     clients = len(setup.federation.names)
     workers = min(setup.config.engine.workers or cores(), clients)
+    folder, ray_folder = tempfile.TemporaryDirectory(prefix="fedseal-"), private_ray_folder()
+    # Ray then uses 127.0.0.1. Otherwise it replaces that address by one that other machines reach.
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    ray: dict[str, Any] = {"num_cpus": workers, "logging_level": "error", "log_to_driver": False}
+    ray |= {"_node_ip_address": "127.0.0.1", "_temp_dir": ray_folder.name, "include_dashboard": False}
     handover = GridHandover()
 
     def run() -> None:
@@ -80,7 +87,7 @@ def simulate(setup: RunSetup, memories: MemoryStore) -> SimulationEngine:
                 num_supernodes=clients,
                 backend_config={
                     "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-                    "init_args": {"num_cpus": workers, "logging_level": "error", "log_to_driver": False},
+                    "init_args": ray,
                 },
             )
         except BaseException as error:
@@ -92,6 +99,7 @@ def simulate(setup: RunSetup, memories: MemoryStore) -> SimulationEngine:
         handover.done.set()
         thread.join(timeout=60)
         folder.cleanup()
+        ray_folder.cleanup()
 
     def check() -> None:
         if not thread.is_alive():
@@ -118,3 +126,10 @@ def simulate(setup: RunSetup, memories: MemoryStore) -> SimulationEngine:
         close()
         raise
     return SimulationEngine(engine, memories, Path(folder.name))
+
+
+def private_ray_folder() -> "tempfile.TemporaryDirectory[str]":
+    """A folder for Ray, which makes its own folders writable for everybody."""
+    usual = tempfile.gettempdir()
+    short = usual if len(usual) <= MAX_TEMPORARY_PATH else "/tmp"
+    return tempfile.TemporaryDirectory(prefix="fs-", dir=short, ignore_cleanup_errors=True)
