@@ -3,7 +3,7 @@
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -27,7 +27,8 @@ class Packet:
 
     It is also the form of a server's state and of a client's memory. In a request, the scalar "t" is the
     round and "train" says whether the client trains or only updates its memory. In a reply, integer scalars
-    other than "t" are counts of images; the server adds them up over the clients.
+    other than "t" are counts of images; the server adds them up over the clients. A client that keeps its
+    counts to itself sends `counts = false` instead.
     """
 
     tensors: Mapping[str, Tensors] = field(default_factory=dict)
@@ -67,6 +68,15 @@ class Packet:
         """Of a reply: the client's counts, such as |D⁺| and |D⁻| in FedSEAL."""
         whole = {k: v for k, v in self.scalars.items() if isinstance(v, int) and not isinstance(v, bool)}
         return {name: value for name, value in whole.items() if name != "t"}
+
+    def without_counts(self, nonzero: Collection[str] = ()) -> "Packet":
+        """Of a reply: the same without the client's counts. Of some it still says whether they are 0."""
+        counts = self.counts
+        if not counts:
+            return self
+        kept = {name: value for name, value in self.scalars.items() if name not in counts}
+        known = {name: value > 0 for name, value in counts.items() if name in nonzero}
+        return Packet(self.tensors, {**kept, **known, "counts": False})
 
 
 @dataclass(frozen=True)
@@ -180,6 +190,8 @@ class Method(Settings, ABC):
     uploads: ClassVar[str] = "model"  # the tensor group that a client trains and sends back
     # Further groups of a reply. Each has the names, shapes and types of the same group in the request.
     also_uploads: ClassVar[tuple[str, ...]] = ()
+    # Counts of which the server must know whether they are 0, even if clients keep their counts private.
+    nonzero_counts: ClassVar[tuple[str, ...]] = ()
     uses_clients: ClassVar[bool] = True  # if False, the client settings do not affect the result
     strong_views: ClassVar[bool] = True  # if False, the strong augmentation does not affect the result
     titles: ClassVar[Mapping[str, str]] = {}  # how metrics are called in reports, e.g. {"positive": "D⁺"}
@@ -256,7 +268,7 @@ class Engine(Protocol):
 
     @property
     def clients(self) -> Sequence[int]:
-        """The numbers of all clients."""
+        """The numbers of all clients that can be asked, in ascending order."""
 
     def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:
         """Sends every request and yields the replies as they arrive."""

@@ -70,7 +70,9 @@ def traffic(replies: Collection[Reply]) -> dict[str, int]:
 
 
 def total_counts(replies: Collection[Reply]) -> dict[str, int]:
-    """The clients' counts, added up."""
+    """The clients' counts, added up; none if a client keeps its counts to itself."""
+    if any(reply.packet.scalars.get("counts") is False for reply in replies):
+        return {}
     total: Counter[str] = Counter()
     for reply in replies:
         total.update(reply.packet.counts)

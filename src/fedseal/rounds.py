@@ -72,7 +72,7 @@ def rounds(
         yield step
     for t in range(first, config.rounds + 1):
         clock = Clock()
-        cohort = sample_cohort(config.seed, t, len(engine.clients), config.cohort)
+        cohort = sample_cohort(config.seed, t, engine.clients, config.cohort)
         current = Round(t, cohort, engine.clients)
 
         # Step 1: supervised learning at the server.
@@ -107,12 +107,12 @@ def rounds(
         yield RoundDone(t, metrics, state)
 
 
-def sample_cohort(seed: int, t: int, clients: int, size: int) -> tuple[int, ...]:
-    """K^t: the clients sampled in round t; all of them for size 0."""
-    if size == 0 or size == clients:
-        return tuple(range(clients))
-    chosen = np.random.default_rng(derive_seed(seed, "cohort", t)).choice(clients, size, replace=False)
-    return tuple(sorted(chosen.tolist()))
+def sample_cohort(seed: int, t: int, clients: Sequence[int], size: int) -> tuple[int, ...]:
+    """K^t: the clients sampled in round t; all of them for size 0, or if there are no more."""
+    if size == 0 or size >= len(clients):
+        return tuple(clients)
+    chosen = np.random.default_rng(derive_seed(seed, "cohort", t)).choice(len(clients), size, replace=False)
+    return tuple(clients[i] for i in sorted(chosen.tolist()))
 
 
 def check_finite(state: Packet, t: int, config: Config) -> None:

@@ -30,10 +30,15 @@ from fedseal.core import Packet
 from fedseal.deploy import client
 from fedseal.deploy import connection as module
 from fedseal.deploy.connection import Connection
+from fedseal.engines.flower.consent import Consent, Limits
 from fedseal.engines.flower.task import END_OF_RUN, ClientTask, pack, unpack
 from fedseal.errors import UserError
 from fedseal.system.version import fedseal_version
 
+REFUSAL = (
+    "this client accepts requests of at most 1 MB, but the server's is larger: join with --limit request=MB"
+    " to accept it"
+)
 LOST = httpx.ReadError("lost")
 
 
@@ -189,6 +194,18 @@ def test_an_unreadable_request_is_skipped(
     link.send(b"second")
     assert unpack(connection.receive().content) == b"second"
     assert messages == ["a request was lost (LookupError)"]
+
+
+def test_a_request_above_the_clients_limit_is_refused_and_the_server_is_told(
+    connection: Connection, link: FakeSuperLink, messages: list[str]
+) -> None:
+    connection.consent = Consent(limits=Limits(request=1))
+    link.send(bytes(1_200_000))
+    link.send(b"second")
+    assert unpack(connection.receive().content) == b"second"
+    assert messages == [f"refused a request: {REFUSAL}"]
+    [refusal] = [inflate_object_from_contents(name, dict(link.received)) for name in link.received]
+    assert isinstance(refusal, Message) and refusal.error.reason == REFUSAL
 
 
 def test_a_restarted_server_is_joined_again(

@@ -54,6 +54,7 @@ def test_a_deployment_equals_the_local_engine_and_refuses_strangers(
     assert [client.wait() for client in clients] == [0, 0, 0]
     assert "3 of 3 clients are connected" in server.output
     assert "round 2: received" in clients[0].output and "sends" in clients[0].output
+    assert "t = 2, counts = False" in clients[0].output and "positive" not in read_rounds(deployment.run)[0]
     assert same_weights(deployment.run, deployment.train_locally())
     assert processes.running() == []
 
@@ -120,7 +121,11 @@ REASONS = {
     "raises": "it failed: RuntimeError, see the client's own output",
     "slow": "no reply within 25 seconds",
     "garbled": "its reply cannot be read",
+    "limited": "it failed: this client accepts at most 0 for client.epochs, but the server asks for 1: join",
 }
+
+
+LIMITED = {"limited": ("--limit", "epochs=0")}
 
 
 def test_faulty_clients_do_not_stop_a_run(processes: Processes, images: Path) -> None:  # noqa: F811
@@ -131,7 +136,10 @@ def test_faulty_clients_do_not_stop_a_run(processes: Processes, images: Path) ->
     deployment = Deployment(processes, images, names, rounds=1, **{"engine.deadline": 25})
     server = deployment.serve()
     correct = deployment.join("north")
-    faulty = {fault: deployment.join(fault, program=("-c", FAULTY_CLIENT, fault)) for fault in REASONS}
+    faulty = {
+        fault: deployment.join(fault, *LIMITED.get(fault, ()), program=("-c", FAULTY_CLIENT, fault))
+        for fault in REASONS
+    }
     assert server.wait() == 0, server.output
     assert correct.wait() == 0, correct.output
     slow = faulty["slow"]  # it comes back after the end of the run, and learns it
@@ -142,6 +150,7 @@ def test_faulty_clients_do_not_stop_a_run(processes: Processes, images: Path) ->
         assert len(reasons) == 1 and reason in reasons[0], (fault, reasons)
         assert "a secret" not in reasons[0]
     assert "a secret of this client" in faulty["raises"].output  # on the client's terminal only
+    assert "accepts at most 0 for client.epochs" in faulty["limited"].output
     assert "a secret" not in server.output
     [last] = read_rounds(deployment.run)
     assert sorted(last["left_out"]) == sorted(REASONS)
@@ -166,6 +175,9 @@ def test_a_deployment_without_tls_and_keys(processes: Processes, images: Path) -
     assert server.wait() == 0, server.output
     assert [client.wait() for client in clients] == [0, 0, 0]
     assert same_weights(deployment.run, deployment.train_locally())
+    address = f"127.0.0.1:{processes.port}"
+    assert f"warning: --insecure: anyone who reaches {address} can take part" in server.output
+    assert "warning: --insecure: anyone on the network can read and change" in clients[0].output
 
 
 def test_client_and_server_are_killed_and_continue(processes: Processes, images: Path) -> None:  # noqa: F811

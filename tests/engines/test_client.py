@@ -81,8 +81,20 @@ def test_reply_without_a_model_is_not_changed() -> None:
     method, client = setup.config.selected_method(), setup.client(0, setup.network())
     w = method.initial_state(setup.server()).tensors["model"]
     request = Packet({"model": w}, {"t": 1, "lambda": 0.5, "train": False})
-    reply, memory = run_client(method, client, request, b"", images_change=False)
+    reply, memory = run_client(method, client, request, b"", images_change=False, counts=True)
     assert reply.tensors == {} and "images" in Packet.from_bytes(memory).tensors
+
+
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - {"server-sl"}))
+def test_no_method_needs_the_clients_counts(name: str) -> None:
+    plain, _, replies = one_round(make_setup(name))
+    private, _, without = one_round(make_setup(name, **{"engine.counts": False}))
+    for tensor, value in plain.tensors["average"].items():
+        assert torch.equal(private.tensors["average"][tensor], value)
+    assert all(reply.counts == {} for reply in without.values())
+    assert all(
+        (reply.scalars.get("counts") is False) == bool(replies[k].counts) for k, reply in without.items()
+    )
 
 
 def test_correct_labels_are_counted() -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedseal.deploy import keys as deploy_keys
     from fedseal.deploy import server as deploy_server
     from fedseal.deploy import superlink
-    from fedseal.engines.flower import client_app
+    from fedseal.engines.flower import client_app, consent
     from fedseal.storage import run_folder
 else:
     load = LazyModule("fedseal.config.load")
@@ -41,6 +41,7 @@ else:
     deploy_server = LazyModule("fedseal.deploy.server")
     superlink = LazyModule("fedseal.deploy.superlink")
     client_app = LazyModule("fedseal.engines.flower.client_app")
+    consent = LazyModule("fedseal.engines.flower.consent")
     run_folder = LazyModule("fedseal.storage.run_folder")
 
 keys_app = typer.Typer(
@@ -137,6 +138,19 @@ def serve(
         Path | None, typer.Option(metavar="DIR", help="Run folder. Default: runs/PRESET-served-seedN.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="With --resume: expel a client from the run, for good. Repeatable."
+        ),
+    ] = None,
+    counts: Annotated[
+        bool,
+        typer.Option(
+            "--counts",
+            help="Ask clients for counts of images, such as |D⁺|. A client sends them with --share-counts.",
+        ),
+    ] = False,
     insecure: Annotated[
         bool,
         typer.Option("--insecure", help="No TLS and no keys: anyone can listen and take part."),
@@ -161,25 +175,49 @@ def serve(
         raise UserError("Give either --keys DIR ('fedseal keys init' creates it) or --insecure.")
     if insecure and not name:
         raise UserError("With --insecure, give the --name of each client.")
-    names = sorted(deploy_keys.read_registered(keys)) if keys else sorted(set(name or []))
-    number = len(names) if clients is None else clients
-    if number > len(names):
-        raise UserError(f"--clients is {number}, but only {len(names)} may take part: {', '.join(names)}.")
-    config = load.load_config(source, parse_assignments(set_))
+    if insecure:
+        messages.warning(
+            "--insecure: anyone who reaches %s:%d can take part in the run and get its model, and anyone on"
+            " the network can read and change everything that is sent",
+            *(host, port),
+        )
+    config = load.load_config(source, parse_assignments(set_) | ({"engine.counts": True} if counts else {}))
     folder = out or run_folder.default_folder(source, config, "-served")
+    known = set(deploy_keys.read_registered(keys) if keys else name or [])
+    expelled = set(run_folder.read_expelled(folder))
+    _check_expelled(without or [], known | expelled, resume)
+    expelled |= set(without or [])
+    active = sorted(known - expelled)
+    if not active:
+        raise UserError(f"All clients are expelled from {folder}: at least one must remain.")
+    number = len(active) if clients is None else clients
+    if number > len(active):
+        raise UserError(f"--clients is {number}, but only {len(active)} may take part: {', '.join(active)}.")
     with open_observers(config, folder, mlflow, dashboard) as observers:
         deploy_server.serve(
             config,
             folder,
             superlink.Endpoint(host, port, keys),
             deploy_server.LabelledFolders(labels, validation, test),
-            names,
+            sorted(known | expelled),
             clients=number,
             wait=wait,
             resume=resume,
+            without=without or [],
             console=Console(quiet=quiet or json_logs, highlight=False),
             observers=observers,
         )
+
+
+def _check_expelled(without: list[str], known: set[str], resume: bool) -> None:
+    if without and not resume:
+        raise UserError(
+            "--without needs --resume. To start a run without a client, move its NAME.pub and NAME.key out of"
+            " the folder of keys."
+        )
+    for name in without:
+        if name not in known:
+            raise UserError(f"--without names {name}, but the clients are {', '.join(sorted(known))}.")
 
 
 @continue_by(lambda: "Take part again with the same command.")
@@ -234,6 +272,26 @@ def join(
             " the result.",
         ),
     ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Accept more, or less, from the server than epochs=100, batch=1024, threads=64, size=512"
+            " (pixels), classes=1000, operations=10 (RandAugment), views=16 (frozen networks) or request=1000"
+            " (MB). Repeatable.",
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METHOD", help="Take part only if the server uses this method. Repeatable."),
+    ] = None,
+    share_counts: Annotated[
+        bool,
+        typer.Option(
+            "--share-counts",
+            help="Send counts of images if the server asks for them. They tell how many images you have.",
+        ),
+    ] = False,
     log: Log = None,
     json_logs: JsonLogs = False,
 ) -> None:
@@ -254,5 +312,13 @@ def join(
             raise UserError(f"There is no file {file}: give a copy of the server's file.")
     client_key = deploy_keys.read_client_key(key) if key else None
     files = client_app.OwnFiles(*(str(file.resolve()) if file else "" for file in (method, network, weights)))
-    client = deploy_client.Client(server, images, memory, name or "", client_key, files, device, threads or 0)
+    allowed = consent.parse_consent(parse_assignments(limit), only or [], share_counts)
+    if insecure:
+        messages.warning(
+            "--insecure: anyone on the network can read and change everything that this client sends, and"
+            " anyone can pretend to be the server"
+        )
+    client = deploy_client.Client(
+        server, images, memory, name or "", client_key, files, device, threads or 0, allowed
+    )
     client.join(wait, messages.info)

@@ -240,3 +240,13 @@ class EngineSettings(Settings):
     min_replies: int = Field(
         1, ge=0, description="usable replies that a round needs; the run stops if there are fewer"
     )
+    counts: bool | None = Field(
+        None,
+        description="ask clients for counts of their images, such as |D⁺|; left out: yes in a simulation, no"
+        " with clients on other machines",
+    )
+
+    @property
+    def asks_for_counts(self) -> bool:
+        """`counts`, which `serve` sets to false if it is left out."""
+        return self.counts is not False

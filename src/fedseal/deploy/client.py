@@ -26,6 +26,7 @@ from fedseal.deploy.connection import Connection
 from fedseal.deploy.keys import ClientKey
 from fedseal.deploy.programs import Notify
 from fedseal.engines.flower import client_app
+from fedseal.engines.flower.consent import Consent
 from fedseal.engines.flower.engine import one_line
 from fedseal.engines.flower.task import END_OF_RUN, unpack, unpack_task
 from fedseal.errors import UserError
@@ -46,6 +47,7 @@ class Client:
     files: client_app.OwnFiles = client_app.NO_FILES  # copies of the server's own files
     device: str = "auto"
     threads: int = 0  # 0: as many as the server says
+    consent: Consent = client_app.DEFAULT_CONSENT
 
     def join(self, wait: float, notify: Notify) -> None:
         """Takes part until the run ends. While the server is away, waits for it up to `wait` seconds."""
@@ -53,7 +55,7 @@ class Client:
         find_device(self.device, "--device")
         self._check_memory()
         run = ""
-        with Connection(self.server, self.key, wait, notify) as connection:
+        with Connection(self.server, self.key, wait, notify, self.consent) as connection:
             connection.connect()
             while True:
                 request = connection.receive()
@@ -104,6 +106,7 @@ class Client:
             **asdict(self.files),
             "device": self.device,
             "threads": self.threads,
+            "consent": self.consent.model_dump_json(),
         }
         context = Context(message.metadata.run_id, message.metadata.dst_node_id, settings, RecordDict(), {})
         start = time.monotonic()

@@ -14,9 +14,10 @@ from typing import Self
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.app import Message
+from flwr.app import Error, Message
 from flwr.app.message import remove_content_from_message
-from flwr.common.serde import message_to_proto
+from flwr.common.constant import ErrorCode
+from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
     DeactivateNodeRequest,
@@ -49,6 +50,8 @@ from fedseal.deploy.guard import VERSION_HEADER
 from fedseal.deploy.keys import ClientKey
 from fedseal.deploy.obstacles import Obstacle, explain, server_away
 from fedseal.deploy.programs import Notify
+from fedseal.engines.flower.client_app import DEFAULT_CONSENT
+from fedseal.engines.flower.consent import Consent
 from fedseal.errors import UserError
 from fedseal.system.version import fedseal_version
 
@@ -65,14 +68,25 @@ TIMEOUT = httpx.Timeout(20.0, connect=5.0)  # with HEARTBEAT_SECONDS, a lost ser
 UNAVAILABLE = (502, 503, 504)  # HTTP statuses of a server that is starting or ending
 
 
+class RequestRefusedError(Exception):
+    """Why a client does not fetch a request. The server is told the text."""
+
+
 class Connection:
     """The server's requests and this client's replies. While the server is away, waits up to `wait` seconds.
 
     Without a key, there is no TLS, and the client registers itself under a key that it has just generated.
     """
 
-    def __init__(self, server: str, key: ClientKey | None, wait: float, notify: Notify) -> None:
-        self.server, self.key, self.wait, self.notify = server, key, wait, notify
+    def __init__(
+        self,
+        server: str,
+        key: ClientKey | None,
+        wait: float,
+        notify: Notify,
+        consent: Consent = DEFAULT_CONSENT,
+    ) -> None:
+        self.server, self.key, self.wait, self.notify, self.consent = server, key, wait, notify, consent
         verify = ssl.create_default_context(cadata=key.ca_certificate.decode()) if key else True
         private = _read_private_key(key) if key else ec.generate_private_key(ec.SECP384R1())
         self._public = public_key_to_bytes(private.public_key())
@@ -133,9 +147,12 @@ class Connection:
             try:
                 answer = self._fleet.PullMessages(PullMessagesRequest(node=node))
                 if answer.messages_list:
-                    return self._fetch(
-                        node, answer.messages_list[0].metadata.run_id, answer.message_object_trees[0]
-                    )
+                    message, tree = answer.messages_list[0], answer.message_object_trees[0]
+                    return self._fetch(node, message.metadata.run_id, tree)
+            except RequestRefusedError as error:
+                self.notify(f"refused a request: {error}")
+                failure = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error))
+                self.send(Message(failure, reply_to=message_from_proto(message)))
             except httpx.HTTPError:
                 if self._node is node:  # otherwise a heartbeat has connected again
                     self.notify("the connection is lost: trying again")
@@ -187,7 +204,7 @@ class Connection:
 
     def _fetch(self, node: Node, run_id: int, tree: ObjectTree) -> Message:
         """The request whose parts are listed in a tree."""
-        parts = {}
+        parts, size = {}, 0
         for part in iterate_object_tree(tree):
             request = PullObjectRequest(node=node, run_id=run_id, object_id=part.object_id)
             while not (answer := self._fleet.PullObject(request)).object_available:
@@ -195,6 +212,12 @@ class Connection:
                     raise LookupError("the server has withdrawn the request")
                 time.sleep(PART_POLL)
             parts[part.object_id] = answer.object_content
+            size += len(answer.object_content)
+            if size > 1_000_000 * (limit := self.consent.limits.request):
+                raise RequestRefusedError(
+                    f"this client accepts requests of at most {limit} MB, but the server's is larger: join"
+                    " with --limit request=MB to accept it"
+                )
         message = inflate_object_from_contents(tree.object_id, parts)
         if not isinstance(message, Message) or not message.has_content():
             raise TypeError("not a request")

@@ -17,7 +17,7 @@ from fedseal.engines.memory_store import MemoryStore
 from fedseal.errors import UserError
 from fedseal.rounds import LAST_ROUNDS
 from fedseal.run_setup import RunSetup
-from fedseal.storage.run_folder import Result
+from fedseal.storage.run_folder import Result, expel_clients
 from fedseal.system.logs import log
 from fedseal.training.observers import Observer
 from fedseal.training.train import run_training
@@ -52,12 +52,14 @@ def serve(
     clients: int,
     wait: float,
     resume: bool,
+    without: Sequence[str] = (),
     console: Console,
     observers: Sequence[Observer] = (),
 ) -> Result:
     """Trains with the named clients and leaves the same run folder as `fedseal train`.
 
     The run starts when this number of clients has connected. It fails if that takes more than `wait` seconds.
+    A resumed run goes on `without` some clients, and without those that were expelled before.
     """
     endpoint.check()
     if config.selected_method().needs_client_labels:
@@ -66,7 +68,12 @@ def serve(
     federation = split_server(images.read(config.data), config.data, config.seed, names)
 
     def start_engine(setup: RunSetup, memories: MemoryStore) -> FlowerEngine:
-        return connect(setup, folder, endpoint, clients=clients, wait=wait, notify=log.info)
+        expelled = expel_clients(folder, without, memories.t + 1)
+        for name, first in expelled.items():
+            log.warning("%s is expelled: it takes no part from round %d on", name, first)
+        return connect(
+            setup, folder, endpoint, expelled=expelled, clients=clients, wait=wait, notify=log.info
+        )
 
     result = run_training(
         config,
@@ -93,11 +100,12 @@ def describe_accuracy(result: Result, federation: Federation) -> str:
 def deployed_config(config: Config, labels: Path) -> Config:
     """The configuration with the server's folder as its data.
 
-    A checkpoint follows every round, because clients remember only their last round.
+    A checkpoint follows every round, because clients remember only their last round. The server asks for no
+    counts, unless the configuration says so.
     """
     raw = config.to_dict()
     kept = ("size", "channels", "validation") if config.data.source == "folders" else ("size", "channels")
     settings = {key: raw["data"][key] for key in kept}
     raw["data"] = {"source": "folders", "path": str(labels.resolve()), **settings}
-    raw["engine"]["checkpoint_every"] = 1
+    raw["engine"] = {"counts": False} | raw["engine"] | {"checkpoint_every": 1}
     return parse(raw, "the configuration")

@@ -8,7 +8,7 @@ import logging
 import secrets
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,16 +106,24 @@ class Endpoint:
 
 
 def connect(
-    setup: RunSetup, folder: Path, endpoint: Endpoint, *, clients: int, wait: float, notify: Notify
+    setup: RunSetup,
+    folder: Path,
+    endpoint: Endpoint,
+    *,
+    expelled: Collection[str],
+    clients: int,
+    wait: float,
+    notify: Notify,
 ) -> FlowerEngine:
-    """Starts the SuperLink and waits until this number of clients has connected.
+    """Starts the SuperLink and waits until this number of clients has connected. Expelled ones are refused.
 
     The engine's `close` ends everything that was started.
     """
     names = setup.federation.names
     registered = None
     if endpoint.keys:
-        registered = {key: name for name, key in keys.read_registered(endpoint.keys).items()}
+        known = keys.read_registered(endpoint.keys).items()
+        registered = {key: name for name, key in known if name not in expelled}
     stack = ExitStack()
     try:
         endpoint.check()
@@ -130,7 +138,7 @@ def connect(
         admit_clients(guard_file(home), registered, upload_limit(setup))
         notify(f"listening on {endpoint.host}:{endpoint.port}")
         endpoint.warn()
-        registry = ClientRegistry(grid, names, registered)
+        registry = ClientRegistry(grid, set(names) - set(expelled), registered)
         connected = registry.wait_for_clients(
             *(clients, wait, lambda number: notify(f"{number} of {clients} clients are connected")),
             check=superlink.check,
@@ -142,6 +150,7 @@ def connect(
             names,
             make_task(setup, run_id(folder)),
             deadline=setup.config.engine.deadline,
+            expelled=expelled,
             check=superlink.check,
             close=stack.close,
         )

@@ -36,17 +36,18 @@ class SimulatedClients:
         """Client k's part of a round. It depends on nothing but the arguments."""
         audit = LabelAudit()
         client = self.setup.client(k, self.model, audit.record)
-        reply, memory = run_client(self.method, client, request, memory, images_change=False)
+        counts = self.setup.config.engine.asks_for_counts
+        reply, memory = run_client(self.method, client, request, memory, images_change=False, counts=counts)
         return ClientResult(reply, memory, audit.count_correct(self.setup.true_labels(k)))
 
 
 def run_client(
-    method: Method, client: Participant, request: Packet, memory: bytes, *, images_change: bool
+    method: Method, client: Participant, request: Packet, memory: bytes, *, images_change: bool, counts: bool
 ) -> tuple[Packet, bytes]:
     """The method's step at a client, between reading the client's memory and writing it.
 
     `images_change` says that images may be added or removed between rounds; the memory's rows then follow
-    the images by their content.
+    the images by their content. `counts` says that the reply may have counts of images.
     """
     known, client = (
         memories.align(memory, request, client) if images_change else (memories.read(memory), client)
@@ -54,6 +55,8 @@ def run_client(
     with threads(client.training.threads):
         reply, remembered = method.client_round(request, known, client)
     reply = _uploaded(method, client, request, reply)
+    if not counts:
+        reply = reply.without_counts(method.nonzero_counts)
     return reply, memories.write(remembered, client.data.pixels if images_change else None)
 
 

@@ -78,8 +78,10 @@ class FedMatch(Method):
         plain = Packet({"sigma": sigma, "psi": psi}, {"t": current.t, "train": True})
         requests = dict.fromkeys(current.cohort, plain)
         if current.t % self.helpers_every == 0:
+            everyone = {str(k) for k in current.everyone}
+            outputs = {k: v for k, v in state.tensors.get("outputs", {}).items() if k in everyone}
             for k in current.cohort:
-                near = nearest(k, state.tensors.get("outputs", {}), self.helpers)
+                near = nearest(k, outputs, self.helpers)
                 helpers = {f"helper.{i}": state.tensors[f"psi.{other}"] for i, other in enumerate(near)}
                 requests[k] = Packet({**plain.tensors, **helpers}, plain.scalars)
         return Packet({**state.tensors, "model": w, "sigma": sigma}), requests

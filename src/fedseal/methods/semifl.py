@@ -34,6 +34,7 @@ from fedseal.weights import Tensors
 class SemiFL(FedAvg):
     """The `[semifl]` section."""
 
+    nonzero_counts: ClassVar[tuple[str, ...]] = ("confident",)
     titles: ClassVar[Mapping[str, str]] = {"confident": "confident images"}
     explanations: ClassVar[Mapping[str, str]] = {
         "confident": "confident images: client images that the global model labels with a confidence of at"

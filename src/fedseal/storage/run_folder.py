@@ -1,9 +1,13 @@
-"""A run's folder: its name, whether it is free, and the result of a finished run."""
+"""A run's folder: its name, whether it is free, its expelled clients, and the result of a finished run."""
 
+import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from fedseal.config.config import Config
 from fedseal.config.load import default_method, load_config
@@ -13,6 +17,7 @@ from fedseal.run_setup import RunSetup
 from fedseal.storage.accuracies import accuracy_name, judged_by, summarize
 from fedseal.storage.events_file import read_rounds_until
 from fedseal.storage.summary import read_summary_file
+from fedseal.system.files import read_file, write_atomic
 from fedseal.system.machine import cores
 
 
@@ -97,6 +102,26 @@ def claim_folder(folder: Path, config: Config, resume: bool) -> Config:
             " --out."
         )
     return config
+
+
+def read_expelled(folder: Path) -> dict[str, int]:
+    """The clients that were expelled from a run, each with the first round without it."""
+    path = folder / "expelled.json"
+    if not path.exists():
+        return {}
+    try:
+        return TypeAdapter(dict[str, int]).validate_json(read_file(path))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged: restore it, or start the run again in another --out.") from error
+
+
+def expel_clients(folder: Path, names: Iterable[str], first: int) -> dict[str, int]:
+    """Expels clients from a run, from a round on. Returns all that have been expelled."""
+    before = read_expelled(folder)
+    after = dict.fromkeys(names, first) | before
+    if after != before:
+        write_atomic(folder / "expelled.json", json.dumps(after, indent=1, ensure_ascii=False) + "\n")
+    return after
 
 
 def find_finished(folder: Path, config: Config) -> Result | None:

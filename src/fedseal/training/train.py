@@ -35,6 +35,7 @@ from fedseal.storage.run_folder import (
     claim_folder,
     default_folder,
     find_finished,
+    read_expelled,
 )
 from fedseal.system.environment import set_up_process, used_arithmetic
 from fedseal.system.files import lock_run, write_atomic
@@ -231,6 +232,7 @@ def _summarize_run(folder: Path, setup: RunSetup, judged: str, seconds: float) -
             "total": len(federation.labelled) + len(federation.validation),
         },
         "clients": len(federation.clients),
+        **({"expelled": expelled} if (expelled := read_expelled(folder)) else {}),
         # replies by client
         "left_out": Counter(name for event in events for name in event.get("left_out", ())),
         "skipped_files": len(federation.pool.skipped),

@@ -23,6 +23,7 @@ from fedseal.data.federation import load_federation
 from fedseal.data.folders import read_client
 from fedseal.data.pool import Federation, Pool
 from fedseal.engines.client import SimulatedClients, run_client
+from fedseal.engines.flower.consent import Consent
 from fedseal.engines.flower.task import LABEL_COUNTS, ClientTask, pack, unpack, unpack_task
 from fedseal.engines.memory import MemoryFile
 from fedseal.errors import UserError
@@ -46,7 +47,7 @@ class OwnFiles:
     weights: str = ""  # of a frozen network
 
 
-NO_FILES = OwnFiles()
+NO_FILES, DEFAULT_CONSENT = OwnFiles(), Consent()
 
 
 class TaskRefusedError(UserError):
@@ -76,7 +77,8 @@ def train(message: Message, context: Context) -> Message:
     task = _with_own_choices(task, str(settings.get("device", "auto")), int(str(settings.get("threads", 0))))
     images, memory = (Path(str(settings[name])) for name in ("images", "memory"))
     files = OwnFiles(*(str(settings.get(name, "")) for name in ("method", "network", "weights")))
-    reply = run_deployed(task, request, images, memory, files)
+    consent = Consent.model_validate_json(str(settings.get("consent", "{}")))
+    reply = run_deployed(task, request, images, memory, files, consent)
     return Message(pack(reply.to_bytes()), reply_to=message)
 
 
@@ -96,7 +98,12 @@ def _simulated_clients(task: str) -> SimulatedClients:
 
 
 def run_deployed(
-    task: ClientTask, request: Packet, images: Path, memory: Path, files: OwnFiles = NO_FILES
+    task: ClientTask,
+    request: Packet,
+    images: Path,
+    memory: Path,
+    files: OwnFiles = NO_FILES,
+    consent: Consent = DEFAULT_CONSENT,
 ) -> Packet:
     """The reply of the client whose images are in a folder of this machine.
 
@@ -107,7 +114,11 @@ def run_deployed(
             f"the server has fedseal {task.version}, this client {fedseal_version()}: install fedseal"
             f" {needed_version(task.version)} at the client"
         )
+    if refusal := consent.find_method_refusal(str(task.config["method"])):
+        raise TaskRefusedError(refusal)
     config = _client_config(task, files)
+    if refusal := consent.find_refusal(task, config):
+        raise TaskRefusedError(refusal)
     if not re.fullmatch("[0-9a-f]{8,64}", task.run):  # it becomes a file name
         raise TaskRefusedError("the server's run has an invalid identifier")
     method = config.selected_method()
@@ -119,7 +130,8 @@ def run_deployed(
     network = (setup.network() if setup.features else _network(config.model, *shape(task))).to(setup.device)
     hashed_name = hashlib.blake2b(task.client.encode(), digest_size=8).hexdigest()  # safe as a file name
     file = MemoryFile(memory / f"{task.run}-{hashed_name}.safetensors")
-    reply, remembered = run_client(method, setup.client(0, network), request, file.read(), images_change=True)
+    client, counts = setup.client(0, network), task.counts and consent.share_counts
+    reply, remembered = run_client(method, client, request, file.read(), images_change=True, counts=counts)
     file.write(remembered)
     return reply
 

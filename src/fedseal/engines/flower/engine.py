@@ -88,7 +88,10 @@ class ClientRegistry:
 
 
 class FlowerEngine:
-    """An engine over a Flower Grid. Client k is `names[k]`; `check` raises if Flower has ended."""
+    """An engine over a Flower Grid. Client k is `names[k]`, and those in `expelled` are never asked.
+
+    `check` raises if Flower has ended.
+    """
 
     def __init__(
         self,
@@ -98,10 +101,11 @@ class FlowerEngine:
         task: ClientTask,
         *,
         deadline: float | None,
+        expelled: Collection[str] = (),
         check: Callable[[], None] = lambda: None,
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        self.clients = range(len(names))
+        self.clients = [k for k, name in enumerate(names) if name not in expelled]
         self.grid, self.registry, self.names, self.task = grid, registry, names, task
         self.deadline, self.check, self.close = deadline, check, close
         self.last_round = 0

@@ -33,6 +33,7 @@ class ClientTask(Settings):
     method_hash: str = ""  # of the file of your own method; empty for a built-in method
     network_hash: str = ""  # of the file of your own network; empty for a built-in network
     backbone_hash: str = ""  # of the frozen weights, which are not sent
+    counts: bool = False  # whether the server asks for counts of images
     memory_folder: str = ""  # of simulated clients only
 
     def parse_config(self) -> Config:
@@ -65,6 +66,7 @@ def make_task(setup: RunSetup, run: str, *, memory_folder: str = "") -> ClientTa
         method_hash=source_hash(method),
         network_hash=source_hash(setup.config.model.name),
         backbone_hash=setup.features.backbone if setup.features else "",
+        counts=setup.config.engine.asks_for_counts,
         memory_folder=memory_folder,
     )
 
