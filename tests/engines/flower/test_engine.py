@@ -24,6 +24,7 @@ from fedseal.config.load import load_config
 from fedseal.core import Engine, Packet
 from fedseal.data.federation import load_federation
 from fedseal.engines.flower import client_app
+from fedseal.engines.flower import engine as engine_module
 from fedseal.engines.flower.engine import ClientRegistry, FlowerEngine, one_line
 from fedseal.engines.flower.task import LABEL_COUNTS, ClientTask, make_task, pack, unpack, unpack_task
 from fedseal.errors import UserError
@@ -249,6 +250,17 @@ def test_a_request_that_did_not_reach_its_client_is_sent_again(
     events = run()
     assert not [event for event in events if event["event"] == "left-out"]
     assert len(grid.requests) == 5  # two rounds with two clients, and one request twice
+
+
+def test_a_client_that_loses_its_request_again_and_again_is_left_out(
+    grid: FakeGrid, run: Callable[..., list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "NODE_POLL", 0.0)
+    grid.behaviours["north"] = failed(ErrorCode.NODE_UNAVAILABLE, "offline")
+    events = run(rounds=1, engine__deadline=600)
+    [reason] = [event["reason"] for event in events if event["event"] == "left-out"]
+    assert reason == "its connection broke more than 10 times"
+    assert [name for name, _ in grid.requests].count("north") == 11
 
 
 def test_a_client_that_is_not_connected_is_not_waited_for(

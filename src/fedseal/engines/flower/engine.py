@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -19,6 +20,7 @@ log = logging.getLogger("fedseal")
 
 REPLY_POLL = 0.1  # seconds between two checks for replies
 NODE_POLL = 2.0  # seconds between two checks for clients that reconnected
+MAX_SENDS = 10  # of a request to one client; a reply that never becomes complete occupies a thread
 MORE_HEADER = 20_000  # bytes by which a reply's header may exceed that of its request
 # A client that disconnected may come back before the deadline, so these errors are not its answer.
 GONE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
@@ -124,6 +126,7 @@ class FlowerEngine:
         waiting = set(requests)
         sent = dict[str, int]()  # clients by message
         activations = dict[int, str]()  # when a client connected that has its request
+        sends = Counter[int]()
         checked = float("-inf")
         while waiting:
             self.check()
@@ -133,12 +136,16 @@ class FlowerEngine:
                     for k in sorted(waiting):
                         node = connected.get(self.names[k])
                         if node is not None and activations.get(k) != node.last_activated_at:
-                            activations[k] = node.last_activated_at
+                            activations[k], sends[k] = node.last_activated_at, sends[k] + 1
                             sent |= dict.fromkeys(self._send(node, k, wires[id(requests[k])]), k)
                 messages = list(self.grid.pull_messages(list(sent))) if sent else []
             for k in sorted(waiting - activations.keys()):
                 waiting.remove(k)
                 yield Reply(k, Packet(), problem=Problem("it is not connected"))
+            for k in sorted(k for k in waiting if sends[k] > MAX_SENDS):
+                waiting.remove(k)
+                problem = Problem(f"its connection broke more than {MAX_SENDS} times")
+                yield Reply(k, Packet(), sizes[k], problem=problem)
             for message in messages:
                 k = sent.pop(message.metadata.reply_to_message_id, -1)
                 if message.has_error() and message.error.code in GONE:
