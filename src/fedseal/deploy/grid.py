@@ -104,10 +104,12 @@ class SafeGrid(HttpGrid):
 
     def _forget(self, reply: MessageProto) -> None:
         """Removes a reply from the SuperLink's memory, also one that was refused."""
+        if self._closed:  # the SuperLink is about to end
+            return
         confirmation = ConfirmMessageReceivedRequest(
             node=self.node, run_id=self.run.run_id, message_object_id=reply.metadata.message_id
         )
-        with suppress(httpx.HTTPError, RuntimeError):  # RuntimeError: this Grid is closed
+        with suppress(httpx.HTTPError):
             self._runtime_client.ConfirmMessageReceived(confirmation)
 
     def _pull_parts(self, tree: ObjectTree, limit: int) -> dict[str, bytes]:

@@ -103,7 +103,7 @@ class Guard:
     async def serve_client(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a client's request on if its allowance suffices.
 
-        The SuperLink checks the client's signature. So a request counts only if the SuperLink accepts it.
+        The SuperLink checks the client's signature. So bytes count only if the SuperLink accepts them.
         """
         key, path, cost = client_key(scope), scope["path"], 0
         allowance = self.allowances.get(key, Allowance(0))
@@ -114,20 +114,20 @@ class Guard:
             if not is_one_reply(body) or allowance.reply not in (b"", reply):
                 await refuse(send, 409)
                 return
+            allowance.reply = reply
         elif path == UPLOAD:
             cost = body_size(scope)
         if cost > allowance.left:
+            await discard_body(receive)  # otherwise the client, which is still sending, misses the answer
             await refuse(send, 413)
             return
-        allowance.left -= cost  # before the body is read, because requests can be simultaneous
+        allowance.left -= cost  # at once, because requests can be simultaneous
         accepted = False
 
         async def watch(message: MutableMapping[str, Any]) -> None:
             nonlocal accepted
             if message["type"] == "http.response.start":
                 accepted = message["status"] == 200
-                if accepted and path == ANNOUNCE:
-                    allowance.reply = reply
             elif accepted and path == FETCH and message.get("body"):  # it is empty if there is no request
                 self.allowances[key] = Allowance(read_upload_limit())
             await send(message)
@@ -162,6 +162,11 @@ async def read_body(receive: Receive) -> bytes:
         body += message.get("body", b"")
         more = message.get("more_body", False)
     return body
+
+
+async def discard_body(receive: Receive) -> None:
+    while (await receive()).get("more_body", False):
+        pass
 
 
 def replay(body: bytes, receive: Receive) -> Receive:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from conftest import children, settings
+from conftest import settings
 
 pytest.importorskip("flwr")
 
@@ -62,7 +62,9 @@ def test_memories_travel_as_files_of_the_requested_clients(tmp_path: Path) -> No
 
 def family(pid: int) -> list[int]:
     """A process and all of its descendants."""
-    return [pid, *(number for child in children(pid) for number in family(child))]
+    listings = Path(f"/proc/{pid}/task").glob("*/children")  # Ray is started by a thread
+    children = [int(child) for listing in listings for child in listing.read_text().split()]
+    return [pid, *(number for child in children for number in family(child))]
 
 
 def listening_addresses(processes: list[int]) -> set[str]:
@@ -103,7 +105,7 @@ def watch_simulation(command: list[str], events: Path, temporary: Path) -> None:
         addresses = listening_addresses(members)
         assert addresses and addresses <= LOOPBACK
         [folder] = temporary.glob("fs-*")
-        assert folder.stat().st_mode & 0o777 == 0o700 and any(folder.glob("session_*"))
+        assert folder.stat().st_mode & 0o777 == 0o700 and any(folder.glob("r/session_*"))
     finally:
         process.terminate()
         process.wait(60)

@@ -182,7 +182,7 @@ def read_reply(message: Message, k: int, request: bytes, *, simulated: bool = Fa
         if len(wire) > size_limit(down):
             size = f"{len(wire) / 1e6:.1f} MB for a request of {down / 1e6:.1f} MB"
             return Reply(k, Packet(), down, len(wire), problem=Problem(f"its reply is too large: {size}"))
-        if header_size(wire) > header_size(request) + MORE_HEADER:
+        if header_size(request) + MORE_HEADER < header_size(wire) <= len(wire):
             problem = Problem("its reply lists many more tensors or scalars than the request")
             return Reply(k, Packet(), down, len(wire), problem=problem)
         packet = Packet.from_bytes(wire)

@@ -75,7 +75,7 @@ def simulate(setup: RunSetup, memories: MemoryStore) -> SimulationEngine:
     # Ray then uses 127.0.0.1. Otherwise it replaces that address by one that other machines reach.
     ray_constants.ENABLE_RAY_CLUSTER = False
     ray: dict[str, Any] = {"num_cpus": workers, "logging_level": "error", "log_to_driver": False}
-    ray |= {"_node_ip_address": "127.0.0.1", "_temp_dir": ray_folder.name, "include_dashboard": False}
+    ray |= {"_node_ip_address": "127.0.0.1", "_temp_dir": f"{ray_folder.name}/r", "include_dashboard": False}
     handover = GridHandover()
 
     def run() -> None:
@@ -129,7 +129,7 @@ def simulate(setup: RunSetup, memories: MemoryStore) -> SimulationEngine:
 
 
 def private_ray_folder() -> "tempfile.TemporaryDirectory[str]":
-    """A folder for Ray, which makes its own folders writable for everybody."""
+    """A folder around that of Ray, which everybody may write to."""
     usual = tempfile.gettempdir()
     short = usual if len(usual) <= MAX_TEMPORARY_PATH else "/tmp"
     return tempfile.TemporaryDirectory(prefix="fs-", dir=short, ignore_cleanup_errors=True)
