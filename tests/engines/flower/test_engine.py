@@ -119,7 +119,7 @@ def test_it_equals_the_local_engine(
 
 
 def test_no_image_and_no_score_is_in_a_packet(grid: FakeGrid, run: Callable[..., Any]) -> None:
-    """Requests and replies hold the model, thresholds and counts; nothing has one row per image."""
+    """Requests and replies hold the model and thresholds; nothing has one row per image."""
     replies = []
     grid.behaviours["north"] = lambda _, reply: (
         replies.append(Packet.from_bytes(unpack(reply.content))) or reply
@@ -127,7 +127,7 @@ def test_no_image_and_no_score_is_in_a_packet(grid: FakeGrid, run: Callable[...,
     run()
     packets = [packet for _, packet in grid.requests] + replies
     assert {group for packet in packets for group in packet.tensors} == {"model", "thresholds"}
-    assert {key for packet in replies for key in packet.scalars} == {"t", "positive", "negative"}
+    assert {key for packet in replies for key in packet.scalars} == {"t", "counts"}
     images = 18
     assert all(v.shape[:1] != (images,) for p in packets for g in p.tensors.values() for v in g.values())
 

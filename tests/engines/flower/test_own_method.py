@@ -41,7 +41,7 @@ def test_a_client_loads_only_its_own_copy(own_method: Path, own: dict[str, Any],
     copy.write_bytes(own_method.read_bytes())
     reply = run_deployed(task, request, *folders, OwnFiles(str(copy)))
     expected, _ = method.client_round(request, Packet(), setup.client(0, setup.network()))
-    assert reply.to_bytes() == expected.to_bytes()
+    assert reply.to_bytes() == expected.without_counts().to_bytes()
 
 
 def test_a_client_needs_its_own_copies_of_network_and_frozen_weights(
