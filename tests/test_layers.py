@@ -14,6 +14,7 @@ LAYERS = [
     ["system"],
     ["config.sections", "config.__init__"],
     ["paper", "losses", "label_shift", "weights"],
+    ["robust"],
     ["aggregate"],
     ["data"],
     ["pretrained"],

@@ -4,24 +4,64 @@ Every method averages through `Aggregation.combine`, and every client uploads th
 on all engines. Another aggregation is a subclass of `Aggregation` that `RunSetup.aggregation` returns.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from fedseal.weights import Tensors
+from fedseal import robust
+from fedseal.config.sections import AggregateSettings
+from fedseal.weights import Tensors, is_statistic
+
+# The server's own model of a round t, trained on its labels from the model that clients were sent.
+Root = Callable[[Tensors, int], Tensors]
 
 
+@dataclass(frozen=True)
 class Aggregation:
-    """The uniform mean of the clients' models."""
+    """Averaging as `[aggregate]` says. `root` is known at the server only."""
+
+    settings: AggregateSettings = field(default_factory=AggregateSettings)
+    root: Root | None = None
 
     def upload(self, trained: Tensors, received: Tensors) -> Tensors:
         """At a client: what it sends after training `received` into `trained`."""
         return trained
 
-    def combine(self, uploads: Mapping[int, Tensors], sent: Tensors) -> Tensors:
-        """At the server: one model from the uploads of clients that were sent the model `sent`."""
-        return mean(uploads)
+    def screen(self, uploads: Mapping[int, Tensors], sent: Tensors) -> dict[int, str]:
+        """At the server: the clients that are left out of the average, and why."""
+        gate, found = self.settings.gate, dict[int, str]()
+        if gate and uploads:
+            found = robust.beyond_gate(uploads, sent, gate)
+        if self.settings.rule == "multi-krum":
+            left = {k: upload for k, upload in uploads.items() if k not in found}
+            malicious = self.malicious(len(uploads)) - len(found)
+            if 0 < malicious < len(left) - 2:
+                reason = "its model is farther from the others than they are from each other (multi-krum)"
+                found |= dict.fromkeys(robust.krum_rejects(left, malicious), reason)
+        return found
+
+    def combine(self, uploads: Mapping[int, Tensors], sent: Tensors, t: int) -> Tensors:
+        """At the server: one model from the uploads of clients that were sent the model `sent` in round t."""
+        match self.settings.rule:
+            case "clip":
+                return robust.weighted_update(uploads, sent, robust.clip_factors(uploads, sent))
+            case "median":
+                return robust.reduce_weights(uploads, sent, robust.median)
+            case "trimmed-mean":
+                trim = self.malicious(len(uploads))
+                return robust.reduce_weights(uploads, sent, partial(robust.trimmed_mean, trim=trim))
+            case "fltrust":
+                assert self.root is not None
+                factors = robust.trust_factors(uploads, sent, self.root(sent, t))
+                return robust.weighted_update(uploads, sent, factors)
+        return mean(uploads)  # after multi-krum, of those that it left
+
+    def malicious(self, clients: int) -> int:
+        """How many of some clients may be malicious."""
+        return max(int(self.settings.malicious * clients), 1)
 
 
 def mean(models: Mapping[int, Mapping[str, Tensor]]) -> Tensors:
@@ -65,7 +105,7 @@ def momentum_step(
     kept: Tensors = {}
     for name, old in before.items():
         moved[name] = after[name]
-        if old.is_floating_point() and ".running_" not in name:
+        if old.is_floating_point() and not is_statistic(name):
             kept[name] = old - after[name]
             if velocity is not None:
                 kept[name] = kept[name] + momentum * velocity[name]

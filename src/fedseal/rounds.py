@@ -1,7 +1,7 @@
 """The round loop: drives any method on any engine, and yields events."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +92,10 @@ def rounds(
                 replies[reply.client] = reply
             yield ClientDone(t, names[reply.client], done, len(requests))
         trained = [k for k, request in requests.items() if request.trains]
+        for k, why in find_outliers(method.uploads, requests, replies, server).items():
+            del replies[k]
+            left_out.append(k)
+            yield LeftOut(t, names[k], Problem(why))
         check_enough(sum(k in replies for k in trained), len(trained), t, config)
         state = method.collect(current, state, {k: replies[k].packet for k in sorted(replies)}, server)
         clock.lap("clients")
@@ -115,6 +119,14 @@ def sample_cohort(seed: int, t: int, clients: Sequence[int], size: int) -> tuple
     return tuple(clients[i] for i in sorted(chosen.tolist()))
 
 
+def find_outliers(
+    group: str, requests: Mapping[int, Packet], replies: Mapping[int, Reply], server: Server
+) -> dict[int, str]:
+    """The clients whose trained weights do not fit those of the others, and why."""
+    uploads = {k: replies[k].packet.tensors[group] for k in sorted(replies) if requests[k].trains}
+    return server.aggregation.screen(uploads, requests[min(uploads)].tensors[group]) if uploads else {}
+
+
 def check_finite(state: Packet, t: int, config: Config) -> None:
     """Stops a run that has diverged."""
     if not all(weights.all_finite(group) for group in state.tensors.values()):
@@ -126,10 +138,13 @@ def check_finite(state: Packet, t: int, config: Config) -> None:
 
 def check_enough(usable: int, asked: int, t: int, config: Config) -> None:
     """Stops a run if too few of the clients that were asked to train sent a usable reply."""
-    if usable < min(config.engine.min_replies, asked):
+    needed = config.engine.min_replies
+    if needed is None:
+        needed = asked // 2 + 1 if asked > 2 else 1
+    if usable < min(needed, asked):
         raise UserError(
             f"Round {t}: only {usable} of {asked} clients sent a usable reply, but engine.min_replies is"
-            f" {config.engine.min_replies}: continue with --resume when they are back."
+            f" {needed}: continue with --resume when they are back."
         )
 
 

@@ -1,7 +1,7 @@
 """A configuration and its data: builds the network, the server and every client."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from fedseal.data.augment import Augmenter
 from fedseal.data.pool import Federation, Ints
 from fedseal.errors import UserError
 from fedseal.features import Extractor, Features, FeatureViews, extract
+from fedseal.learn import train_supervised
 from fedseal.models import MODELS, PRETRAINED, Head, Network, build_network, make_backbone
 from fedseal.system.machine import find_device
 from fedseal.weights import Tensors
@@ -57,7 +58,7 @@ class RunSetup:
 
     def aggregation(self) -> Aggregation:
         """What clients upload, and what the server makes of it."""
-        return Aggregation()
+        return Aggregation(self.config.aggregate)
 
     def with_features(self, *, progress: bool = False) -> "RunSetup":
         """With `model.freeze`, the same setup with the features of all images: from the disk, or computed."""
@@ -124,7 +125,7 @@ class RunSetup:
 
     def server(self) -> Server:
         """The server with its labelled images and its validation images."""
-        return Server(
+        server = Server(
             name="server",
             model=self.network(),
             data=self.labelled_images(self.federation.labelled),
@@ -133,6 +134,10 @@ class RunSetup:
             bootstrap=self.config.bootstrap,
             **self._common(),
         )
+        if self.config.aggregate.rule == "fltrust":
+            root = partial(train_supervised, server, stream="root")
+            server = replace(server, aggregation=Aggregation(self.config.aggregate, root))
+        return server
 
     def client(self, k: int, model: Network, record_labels: RecordLabels = ignore_labels) -> Participant:
         """Client k with its images, and with their labels only if the method may know them."""

@@ -26,9 +26,14 @@ def all_finite(model: Mapping[str, Tensor]) -> bool:
     return all(bool(value.isfinite().all()) for value in model.values() if value.is_floating_point())
 
 
+def is_statistic(name: str) -> bool:
+    """True for BatchNorm's running mean and variance, which are measured, not learned."""
+    return name.rpartition(".")[2] in ("running_mean", "running_var")
+
+
 def largest_weight(model: Mapping[str, Tensor]) -> float:
     """The largest absolute weight; BatchNorm statistics do not count."""
-    learned = [v for k, v in model.items() if v.is_floating_point() and v.numel() and ".running_" not in k]
+    learned = [v for k, v in model.items() if v.is_floating_point() and v.numel() and not is_statistic(k)]
     return max((float(value.abs().max()) for value in learned), default=0.0)
 
 

@@ -1,7 +1,7 @@
 """A client's part of a round: its upload goes through the aggregation, and its labels are counted."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -25,13 +25,12 @@ EASY = {
 class Halved(Aggregation):
     """Clients upload half of their update and the server doubles the mean: the same up to rounding."""
 
-    def __init__(self) -> None:
-        self.combined: list[list[int]] = []
+    combined: ClassVar[list[list[int]]] = []
 
     def upload(self, trained: Tensors, received: Tensors) -> Tensors:
         return {name: (value + received[name]) / 2 for name, value in trained.items()}
 
-    def combine(self, uploads: Mapping[int, Tensors], sent: Tensors) -> Tensors:
+    def combine(self, uploads: Mapping[int, Tensors], sent: Tensors, t: int) -> Tensors:
         self.combined.append(sorted(uploads))
         average = mean(uploads)
         return {name: 2 * value - sent[name] for name, value in average.items()}
@@ -61,6 +60,7 @@ def test_every_method_uploads_and_averages_through_the_aggregation(
     """
     plain_state, requests, plain = one_round(make_setup(name))
     aggregation = Halved()
+    aggregation.combined.clear()
     monkeypatch.setattr(RunSetup, "aggregation", lambda self: aggregation)
     setup = make_setup(name)
     state, _, replies = one_round(setup)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, model_va
 from pydantic.fields import FieldInfo
 
 from fedseal.config.sections import (
+    AggregateSettings,
     AugmentSettings,
     BootstrapSettings,
     DataSettings,
@@ -19,6 +20,7 @@ from fedseal.config.sections import (
     ModelSettings,
     ServerTrainingSettings,
     Settings,
+    SimulateSettings,
     TrainingSettings,
 )
 from fedseal.core import Method
@@ -57,6 +59,8 @@ class Config(Settings):
     server: ServerTrainingSettings = Field(default_factory=ServerTrainingSettings)
     bootstrap: BootstrapSettings = Field(default_factory=BootstrapSettings)
     client: TrainingSettings = Field(default_factory=TrainingSettings)
+    aggregate: AggregateSettings = Field(default_factory=AggregateSettings)
+    simulate: SimulateSettings = Field(default_factory=SimulateSettings)
     engine: EngineSettings = Field(default_factory=EngineSettings)
     options: dict[str, SerializeAsAny[Method]] = Field(
         default_factory=dict, description="the methods' own sections by name"
@@ -118,6 +122,16 @@ class Config(Settings):
                 lines.append(f"{line}  # {text}" if text else line)
         return "\n".join(lines) + "\n"
 
+    def _robustness(self) -> dict[str, Any]:
+        """What differs from the plain mean, which all results before this section used."""
+        used = self.aggregate.model_dump()
+        if self.aggregate.rule not in ("trimmed-mean", "multi-krum"):
+            del used["malicious"]
+        return {} if used == {"rule": "mean", "gate": 0} else used
+
+    def _attack(self) -> dict[str, Any]:
+        return self.simulate.model_dump() if self.simulate.malicious else {}
+
     def fingerprint(self, *, ignore: Iterable[str] = ()) -> str:
         """A hash of every setting that affects the result and differs from its default.
 
@@ -135,8 +149,10 @@ class Config(Settings):
                 model |= {"name": own[1], "code": source_hash(self.model.name)}
             if self.model.weights:
                 model["weights"] = hash_file(Path(self.model.weights))
+        changed |= {"aggregate": self._robustness(), "simulate": self._attack()}
         if not method.uses_clients:
-            changed = {k: v for k, v in changed.items() if k not in ("cohort", "client")}
+            clients = ("cohort", "client", "aggregate", "simulate")
+            changed = {k: v for k, v in changed.items() if k not in clients}
         if not method.strong_views and self.server.augment != "strong":
             weak = {k: v for k, v in changed.get("augment", {}).items() if k in ("flip", "shift")}
             changed["augment"] = weak

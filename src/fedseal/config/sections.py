@@ -14,6 +14,7 @@ TEST_COUNTS = ("test_per_client", "held_out_test")
 MAX_NUMBER = 10**9
 MAX_SIZE = 4096
 MAX_THREADS = 1024
+DEFAULT_GATE = 3.0
 
 
 class Settings(BaseModel):
@@ -214,6 +215,45 @@ class BootstrapSettings(Settings):
     )
 
 
+class AggregateSettings(Settings):
+    """The `[aggregate]` section: how the server averages, and whom it leaves out."""
+
+    rule: Literal["mean", "clip", "median", "trimmed-mean", "multi-krum", "fltrust"] = Field(
+        "mean",
+        description="mean; clip (updates longer than the median are shortened to it); median and trimmed-mean"
+        " (of every weight); multi-krum (without the models farthest from the others); fltrust (by agreement"
+        " with the server's own update)",
+    )
+    gate: float = Field(
+        DEFAULT_GATE,
+        ge=0,
+        description="updates longer than this many times the median are left out; 0: none (the paper)",
+    )
+    malicious: float = Field(
+        0.2,
+        gt=0,
+        lt=0.5,
+        description="the share of clients that may be malicious: trimmed-mean leaves out as many values at"
+        " both ends, multi-krum as many clients; at least one",
+    )
+
+
+class SimulateSettings(Settings):
+    """The `[simulate]` section: clients that attack. It is for `fedseal train` only."""
+
+    malicious: int = Field(0, ge=0, description="number of malicious clients, chosen by the seed")
+    attack: Literal["scale", "sign-flip", "noise", "zeros", "huge", "class-swap", "statistics", "nan"] = (
+        Field("scale", description="what malicious clients send instead of what they have learned")
+    )
+    strength: float = Field(
+        10.0,
+        gt=0,
+        le=1e6,
+        description="length of a forged update (scale, sign-flip, noise, class-swap), 1: as long as an honest"
+        " one",
+    )
+
+
 class EngineSettings(Settings):
     """The `[engine]` section: how a run is executed.
 
@@ -237,8 +277,11 @@ class EngineSettings(Settings):
     deadline: float = Field(
         600, gt=0, le=MAX_NUMBER, description="seconds that a round waits for clients on other machines"
     )
-    min_replies: int = Field(
-        1, ge=0, description="usable replies that a round needs; the run stops if there are fewer"
+    min_replies: int | None = Field(
+        None,
+        ge=0,
+        description="usable replies that a round needs, or the run stops; left out: more than half of three"
+        " or more clients, one of two",
     )
     counts: bool | None = Field(
         None,

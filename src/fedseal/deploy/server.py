@@ -64,6 +64,8 @@ def serve(
     endpoint.check()
     if config.selected_method().needs_client_labels:
         raise UserError(f"{config.method} needs the clients' labels: use another method, or 'fedseal train'.")
+    if config.simulate.malicious:
+        raise UserError("simulate.malicious is for 'fedseal train' only: set it to 0.")
     config = deployed_config(config, images.labels)
     federation = split_server(images.read(config.data), config.data, config.seed, names)
 

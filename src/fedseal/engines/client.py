@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedseal.core import Method, Packet, Participant
+from fedseal.core import Method, Packet, Participant, derive_seed
 from fedseal.data.pool import Ints
 from fedseal.engines import memory as memories
+from fedseal.engines.attack import forge, malicious_clients
 from fedseal.models import Network
 from fedseal.run_setup import RunSetup
 from fedseal.system.machine import threads
@@ -31,6 +32,8 @@ class SimulatedClients:
         self.setup = setup
         self.model: Network = setup.network()
         self.method = setup.config.selected_method()
+        config, clients = setup.config, len(setup.federation.clients)
+        self.malicious = malicious_clients(config.simulate, clients, config.seed)
 
     def run(self, k: int, request: Packet, memory: bytes) -> ClientResult:
         """Client k's part of a round. It depends on nothing but the arguments."""
@@ -38,6 +41,9 @@ class SimulatedClients:
         client = self.setup.client(k, self.model, audit.record)
         counts = self.setup.config.engine.asks_for_counts
         reply, memory = run_client(self.method, client, request, memory, images_change=False, counts=counts)
+        if k in self.malicious:
+            seed = derive_seed(client.seed, client.name, request.scalars["t"], "attack")
+            reply = forge(reply, request, self.method.uploads, self.setup.config.simulate, seed)
         return ClientResult(reply, memory, audit.count_correct(self.setup.true_labels(k)))
 
 

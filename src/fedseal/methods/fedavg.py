@@ -46,5 +46,5 @@ class FedAvg(Method):
 
     def collect(self, current: Round, state: Packet, replies: Mapping[int, Packet], server: Server) -> Packet:
         w, models = state.tensors["model"], {k: reply.tensors["model"] for k, reply in replies.items()}
-        average = server.aggregation.combine(models, w) if models else w
+        average = server.aggregation.combine(models, w, current.t) if models else w
         return Packet({**state.tensors, "average": average})

@@ -60,6 +60,8 @@ class FedMatch(Method):
             raise UserError(
                 "FedMatch has two sets of weights and cannot bootstrap: set bootstrap.epochs to 0."
             )
+        if server.aggregation.settings.rule == "fltrust":
+            raise UserError("FedMatch does not upload whole models, which fltrust needs: use another rule.")
         if server.training.momentum > 0:
             log.warning("FedMatch may not learn with momentum: set server.momentum and client.momentum to 0")
 
@@ -131,7 +133,7 @@ class FedMatch(Method):
         sigma, groups = state.tensors["sigma"], dict(state.tensors)
         received = {k: reply.tensors["psi"] for k, reply in replies.items()}
         if received:
-            groups["psi"] = server.aggregation.combine(received, state.tensors["psi"])
+            groups["psi"] = server.aggregation.combine(received, state.tensors["psi"], current.t)
         groups["average"] = added(sigma, groups["psi"])
         if self.helpers:
             noise = Images(self.noise(server))

@@ -56,7 +56,7 @@ class FedRGD(FedAvgFixMatch):
             state.tensors["server"],
             {k: reply.tensors["model"] for k, reply in replies.items()},
             groups,
-            lambda models: server.aggregation.combine(models, state.tensors["average"]),
+            lambda models: server.aggregation.combine(models, state.tensors["average"], current.t),
         )
         return Packet({"model": w, "average": w})
 

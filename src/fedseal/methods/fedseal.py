@@ -186,7 +186,7 @@ class FedSEAL(Method):
         """Step 4: Eq. 2, the average from which the next round starts."""
         w = state.tensors["model"]
         models = {k: replies[k].tensors["model"] for k in current.cohort if k in replies}
-        average = server.aggregation.combine(models, w) if models else w
+        average = server.aggregation.combine(models, w, current.t) if models else w
         return Packet({**state.tensors, "average": average}, state.scalars)
 
     def metrics(self, state: Packet) -> Metrics:

@@ -169,7 +169,7 @@ class FedShift(Method):
         received = {k: replies[k].tensors["model"] for k in current.cohort if k in replies}
         if not received:
             return Packet({**state.tensors, "next": w}, state.scalars)
-        combined = server.aggregation.combine(received, w)
+        combined = server.aggregation.combine(received, w, current.t)
         after, velocity = momentum_step(w, combined, state.tensors.get("velocity"), self.momentum)
         mean = moving_average(state.tensors.get("mean", w), after, self.keep)
         average = balanced(server, mean) if self.balance else mean

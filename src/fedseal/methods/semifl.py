@@ -97,7 +97,7 @@ class SemiFL(FedAvg):
         models = {k: r.tensors["model"] for k, r in replies.items() if r.scalars.get("confident", 0)}
         if not models:
             return Packet({**state.tensors, "average": w})
-        combined = server.aggregation.combine(models, w)
+        combined = server.aggregation.combine(models, w, current.t)
         average, velocity = momentum_step(w, combined, state.tensors.get("velocity"), self.momentum)
         return Packet({"model": w, "average": average, "velocity": velocity})
 

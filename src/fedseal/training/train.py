@@ -189,6 +189,10 @@ def check_data(config: Config, federation: Federation) -> None:
         raise UserError(
             f"cohort is {config.cohort}, but there are {clients} clients: lower it, or set it to 0 for all."
         )
+    if config.simulate.malicious > clients:
+        raise UserError(
+            f"simulate.malicious is {config.simulate.malicious}, but there are {clients} clients: lower it."
+        )
     truth = federation.pool.labels
     if config.selected_method().needs_client_labels and any(
         (truth[rows] < 0).any() for rows in federation.clients

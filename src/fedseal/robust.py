@@ -1,0 +1,159 @@
+"""Robust averaging: one model from uploads of which some may be forged.
+
+An update is what a client uploads minus what it was sent. Learned weights and BatchNorm statistics are looked
+at apart, because their sizes have nothing in common. Sums run in double precision by client number, so the
+order of arrival does not matter. Of integer buffers the largest upload is taken.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedseal.weights import Tensors, is_statistic
+
+Models = Mapping[int, Tensors]
+Reduce = Callable[[Tensor], Tensor]  # values [K, …] of K clients to one value
+
+
+class Pair(NamedTuple):
+    """A number for a client's learned weights, and one for its BatchNorm statistics."""
+
+    learned: float
+    statistics: float
+
+
+def update_norms(uploads: Models, sent: Tensors) -> dict[int, Pair]:
+    """By client: the Euclidean norms of its update."""
+    return {k: update_norm(uploads[k], sent) for k in sorted(uploads)}
+
+
+def update_norm(upload: Tensors, sent: Tensors) -> Pair:
+    """The Euclidean norms of one update."""
+    squares = [0.0, 0.0]
+    for name, value in _floats(sent):
+        squares[is_statistic(name)] += float((upload[name].double() - value.double()).square().sum())
+    return Pair(*map(math.sqrt, squares))
+
+
+def middle(norms: Iterable[float]) -> float:
+    """The median of all norms but zeros: a client that found no labels sends back what it was sent."""
+    return statistics.median([value for value in norms if value > 0] or [0.0])
+
+
+def beyond_gate(uploads: Models, sent: Tensors, gate: float) -> dict[int, str]:
+    """The clients whose update is longer than `gate` times the median, and how much longer it is."""
+    norms, found = update_norms(uploads, sent), dict[int, str]()
+    for part, what in (("learned", "weights"), ("statistics", "BatchNorm statistics")):
+        lengths = {k: getattr(pair, part) for k, pair in norms.items()}
+        usual = middle(lengths.values())
+        for k, length in lengths.items():
+            if length > gate * usual:
+                found.setdefault(k, f"its {what} moved {length / usual:.3g} times as far as is usual")
+    return found
+
+
+def weighted_update(uploads: Models, sent: Tensors, factors: Mapping[int, Pair]) -> Tensors:
+    """sent + Σ factor · update, with one factor for learned weights and one for statistics."""
+    result = _largest_integers(uploads, sent)
+    for name, value in _floats(sent):
+        start = value.double()
+        total = torch.zeros_like(start)
+        for k in sorted(uploads):
+            total += factors[k][is_statistic(name)] * (uploads[k][name].double() - start)
+        result[name] = (start + total).to(value.dtype)
+    return {name: result[name] for name in sent}
+
+
+def clip_factors(uploads: Models, sent: Tensors) -> dict[int, Pair]:
+    """Factors of a mean of updates that are shortened to the median norm if they are longer."""
+    norms = update_norms(uploads, sent)
+    usual = Pair(*(middle(column) for column in zip(*norms.values(), strict=True)))
+    return {
+        k: Pair(*(min(1.0, u / n if n > 0 else 1.0) / len(norms) for u, n in zip(usual, pair, strict=True)))
+        for k, pair in norms.items()
+    }
+
+
+def reduce_weights(uploads: Models, sent: Tensors, reduce: Reduce) -> Tensors:
+    """Every weight from the clients' values of it: their median, for example."""
+    result = _largest_integers(uploads, sent)
+    for name, value in _floats(sent):
+        values = torch.stack([uploads[k][name].double() for k in sorted(uploads)])
+        result[name] = reduce(values).to(value.dtype)
+    return {name: result[name] for name in sent}
+
+
+def median(values: Tensor) -> Tensor:
+    """The median over the first dimension; of two middle values their mean."""
+    ordered = values.sort(dim=0).values
+    return (ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) / 2
+
+
+def trimmed_mean(values: Tensor, trim: int) -> Tensor:
+    """The mean over the first dimension without the `trim` smallest and the `trim` largest values."""
+    trim = min(trim, (len(values) - 1) // 2)
+    return values.sort(dim=0).values[trim : len(values) - trim].mean(dim=0)
+
+
+def krum_scores(uploads: Models, malicious: int) -> dict[int, float]:
+    """Krum (Blanchard et al. 2017): sums of squared distances to the n − f − 2 nearest other uploads."""
+    clients = sorted(uploads)
+    nearest = max(len(clients) - malicious - 2, 1)
+    far: dict[int, list[float]] = {k: [] for k in clients}
+    for i, a in enumerate(clients):
+        for b in clients[i + 1 :]:
+            square = _squared_distance(uploads[a], uploads[b])
+            far[a].append(square)
+            far[b].append(square)
+    return {k: math.fsum(sorted(squares)[:nearest]) for k, squares in far.items()}
+
+
+def krum_rejects(uploads: Models, malicious: int) -> list[int]:
+    """Multi-Krum: the f clients with the highest scores."""
+    scores = krum_scores(uploads, malicious)
+    ranked = sorted(scores, key=lambda k: (scores[k], k))
+    return ranked[len(ranked) - malicious :]
+
+
+def trust_factors(uploads: Models, sent: Tensors, root: Tensors) -> dict[int, Pair]:
+    """FLTrust (Cao et al. 2021): each update is brought to the length of the server's own, `root` − `sent`,
+    and weighs as much as its cosine with that one, or nothing if the cosine is negative.
+
+    BatchNorm statistics are not brought to a length.
+    """
+    norms, length = update_norms(uploads, sent), update_norm(root, sent).learned
+    trusts: dict[int, float] = {}
+    for k, (own, _) in norms.items():
+        product = sum(
+            float(((uploads[k][name].double() - v.double()) * (root[name].double() - v.double())).sum())
+            for name, v in _floats(sent)
+            if not is_statistic(name)
+        )
+        trusts[k] = max(product / (own * length), 0.0) if own * length > 0 else 0.0
+    total = sum(trusts.values()) or 1.0
+    return {
+        k: Pair(trust / total * length / norms[k].learned, trust / total) if trust else Pair(0.0, 0.0)
+        for k, trust in trusts.items()
+    }
+
+
+def _floats(model: Tensors) -> Iterable[tuple[str, Tensor]]:
+    return ((name, value) for name, value in model.items() if value.is_floating_point())
+
+
+def _largest_integers(uploads: Models, sent: Tensors) -> Tensors:
+    names = [name for name, value in sent.items() if not value.is_floating_point()]
+    return {name: torch.stack([model[name] for model in uploads.values()]).amax(dim=0) for name in names}
+
+
+def _squared_distance(a: Tensors, b: Tensors) -> float:
+    """Of the learned weights."""
+    return math.fsum(
+        float((value.double() - b[name].double()).square().sum())
+        for name, value in _floats(a)
+        if not is_statistic(name)
+    )
