@@ -37,7 +37,7 @@ def forge(reply: Packet, request: Packet, group: str, settings: SimulateSettings
 def forge_weights(
     trained: Tensors, sent: Tensors, settings: SimulateSettings, generator: torch.Generator
 ) -> Tensors:
-    """Weights by `simulate.attack`. The input's normalisation and integer buffers stay: others are refused."""
+    """Weights by `simulate.attack`. The input's normalisation and integers stay: the server checks them."""
     names = [n for n, v in trained.items() if v.is_floating_point() and n not in ("mean", "std")]
     weights = [name for name in names if not is_statistic(name)]
     length = settings.strength * update_norm(trained, sent).learned

@@ -1,0 +1,132 @@
+"""Malicious clients against rules of averaging: `python -m bench.attacks` writes results/bench/attacks.json.
+
+Every run starts from the same bootstrapped model of its setting and seed. The accuracy is that of w^t on the
+clients' test images, the mean of the last five rounds. A run that is there already is not run again.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from fedseal import weights
+from fedseal.config.load import load_config
+from fedseal.core import Packet
+from fedseal.data.federation import load_federation
+from fedseal.data.pool import Federation
+from fedseal.engines.local import LocalEngine
+from fedseal.errors import UserError
+from fedseal.rounds import Progress, RoundDone, rounds
+from fedseal.run_setup import RunSetup
+from fedseal.system.environment import set_up_process
+from fedseal.system.files import write_atomic
+from fedseal.system.machine import cores, threads, versions
+from fedseal.training.evaluate import Evaluator
+
+RESULTS = Path("results/bench/attacks.json")
+LAST = 5  # rounds
+COMMON = {"data.images_per_client": 400, "client.epochs": 2, "engine.workers": 1, "engine.min_replies": 0}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "A": {"rounds": 12},
+    "B": {"rounds": 18, "data.labels": 200, "client.lr": 0.02, "client.decay": 1.0, "server.epochs": 2},
+}
+RULES: dict[str, dict[str, Any]] = {
+    "mean": {"aggregate.gate": 0},
+    "mean, gate": {"aggregate.gate": 3},
+    "clip": {"aggregate.rule": "clip"},
+    "median": {"aggregate.rule": "median"},
+    "trimmed mean": {"aggregate.rule": "trimmed-mean"},
+    "multi-krum": {"aggregate.rule": "multi-krum"},
+    "fltrust": {"aggregate.rule": "fltrust"},
+}
+SAFE = ("mean", "mean, gate")  # for these, three seeds
+ATTACKS: dict[str, dict[str, Any]] = {
+    "scale × 50": {"simulate.attack": "scale", "simulate.strength": 50},
+    "sign flip × 10": {"simulate.attack": "sign-flip", "simulate.strength": 10},
+    "sign flip × 1": {"simulate.attack": "sign-flip", "simulate.strength": 1},
+    "noise × 10": {"simulate.attack": "noise", "simulate.strength": 10},
+    "zeros": {"simulate.attack": "zeros"},
+    "huge": {"simulate.attack": "huge"},
+    "class swap × 10": {"simulate.attack": "class-swap", "simulate.strength": 10},
+    "class swap × 1": {"simulate.attack": "class-swap", "simulate.strength": 1},
+    "nan": {"simulate.attack": "nan"},
+}
+NUMBERS, SEEDS = (1, 2, 3), 3
+Key = tuple[str, int, str, str, int]  # setting, seed, rule, attack, malicious clients
+
+
+def keys() -> Iterator[Key]:
+    """All runs: first those of seed 0 with two malicious clients."""
+    places = [(s, r) for s in SETTINGS for r in RULES]
+    for seed in range(SEEDS):
+        for setting, rule in places:
+            if seed == 0 or rule in SAFE:
+                yield setting, seed, rule, "none", 0
+        for number in (2, 1, 3):
+            for setting, rule in places:
+                if seed == 0 or rule in SAFE:
+                    for attack in ATTACKS:
+                        yield setting, seed, rule, attack, number
+
+
+class Start:
+    """The data and the bootstrapped state of a setting and a seed."""
+
+    def __init__(self, setting: str, seed: int) -> None:
+        self.options = COMMON | SETTINGS[setting] | {"seed": seed}
+        config = load_config("fmnist-lenet", self.options)
+        set_up_process(config.engine.arithmetic)
+        self.federation: Federation = load_federation(config.data, config.seed)
+        setup = RunSetup(config, self.federation)
+        server, method = setup.server(), config.selected_method()
+        self.state = method.initial_state(server)
+        with threads(1):
+            for step in method.prepare(self.state, server):
+                self.state = step.state
+
+    def run(self, rule: str, attack: str, number: int) -> float | None:
+        """The accuracy in per cent; None if the run ends early."""
+        options = self.options | RULES[rule] | ATTACKS.get(attack, {}) | {"simulate.malicious": number}
+        setup = RunSetup(load_config("fmnist-lenet", options), self.federation)
+        server, names = setup.server(), self.federation.names
+        evaluate = Evaluator(setup, server, mix_images=1)
+        found: list[float] = []
+        with threads(1):
+            try:
+                engine, start = LocalEngine(setup), Progress(0, self.state)
+                for event in rounds(setup.config, server, engine, names, lambda state: {}, start):
+                    if isinstance(event, RoundDone) and event.t > setup.config.rounds - LAST:
+                        found.append(100 * self.accuracy(evaluate, event.state))
+            except UserError:
+                return None
+        return round(statistics.mean(found), 2)
+
+    def accuracy(self, evaluate: Evaluator, state: Packet) -> float:
+        model: weights.Tensors = state.tensors["model"]
+        return evaluate.measure(model)["test_accuracy"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="", help="runs whose name contains this text")
+    only = parser.parse_args().only
+    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"runs": {}}
+    starts: dict[tuple[str, int], Start] = {}
+    for key in keys():
+        name = "/".join(map(str, key))
+        if name in found["runs"] or only not in name:
+            continue
+        setting, seed, rule, attack, number = key
+        if (setting, seed) not in starts:
+            starts[setting, seed] = Start(setting, seed)
+        found["runs"][name] = value = starts[setting, seed].run(rule, attack, number)
+        print(f"{name}: {value}", flush=True)
+        found |= {"date": str(date.today()), "versions": versions(), "cores": cores()}
+        write_atomic(RESULTS, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

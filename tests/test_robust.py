@@ -1,0 +1,194 @@
+"""Robust averaging, with hand-derived numbers and in any order of arrival."""
+
+import math
+from itertools import permutations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedseal import aggregate, robust
+from fedseal.aggregate import Aggregation
+from fedseal.config.sections import AggregateSettings
+from fedseal.weights import Tensors
+
+SENT = {"w": torch.zeros(2)}
+
+
+def models(*values: list[float]) -> dict[int, Tensors]:
+    return {k: {"w": torch.tensor(value)} for k, value in enumerate(values)}
+
+
+def test_norms_of_learned_weights_and_statistics() -> None:
+    """Weights move by (3, 4), statistics by (5, 12): norms 5 and 13. Integers do not count."""
+    sent = {
+        "a": torch.ones(1),
+        "b": torch.ones(1),
+        "n.running_mean": torch.zeros(2),
+        "n.count": torch.tensor(1),
+    }
+    upload = {
+        "a": torch.tensor([4.0]),
+        "b": torch.tensor([5.0]),
+        "n.running_mean": torch.tensor([5.0, -12.0]),
+        "n.count": torch.tensor(99),
+    }
+    assert robust.update_norm(upload, sent) == (5.0, 13.0)
+
+
+def test_gate_leaves_out_long_updates() -> None:
+    """Norms 1, 2, 3, 20 have the median 2.5: 20 is 8 times as long, more than 3 times."""
+    uploads = models([1.0, 0.0], [0.0, 2.0], [3.0, 0.0], [12.0, 16.0])
+    assert robust.beyond_gate(uploads, SENT, 3) == {3: "its weights moved 8 times as far as is usual"}
+    assert robust.beyond_gate(uploads, SENT, 8) == {}
+
+
+def test_gate_sees_batch_norm_statistics() -> None:
+    """One client's variance is 3e38, its weights are as usual."""
+    sent = {"w": torch.zeros(1), "norm.running_var": torch.ones(1)}
+    uploads = {
+        k: {"w": torch.ones(1), "norm.running_var": torch.tensor([value])}
+        for k, value in enumerate([2.0, 3.0, 2.0, 3e38])
+    }
+    [(client, reason)] = robust.beyond_gate(uploads, sent, 3).items()
+    assert client == 3 and reason.startswith("its BatchNorm statistics moved 2e+38 times")
+
+
+def test_gate_ignores_clients_that_did_not_train() -> None:
+    """Three of five send back what they were sent. The median of 1 and 2 counts."""
+    uploads = models([0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [2.0, 0.0])
+    assert robust.beyond_gate(uploads, SENT, 3) == {}
+    assert robust.beyond_gate(models([0.0, 0.0]), SENT, 3) == {}
+
+
+def test_clip_shortens_to_the_median() -> None:
+    """Norms 1, 2, 5: (3, 4) becomes (1.2, 1.6). The mean is ((1, 0) + (0, 2) + (1.2, 1.6)) / 3."""
+    uploads = models([1.0, 0.0], [0.0, 2.0], [3.0, 4.0])
+    average = robust.weighted_update(uploads, SENT, robust.clip_factors(uploads, SENT))
+    assert average["w"].tolist() == pytest.approx([2.2 / 3, 3.6 / 3])
+
+
+def test_median_of_every_weight() -> None:
+    """Of 1, 5, 9 and of 1, 2, 3, 100: 5, and (2 + 3) / 2."""
+    assert robust.median(torch.tensor([9.0, 1.0, 5.0])) == 5.0
+    assert robust.median(torch.tensor([100.0, 1.0, 3.0, 2.0])) == 2.5
+
+
+def test_trimmed_mean() -> None:
+    """Without 1 and 100, (2 + 3) / 2; never all values are left out."""
+    values = torch.tensor([100.0, 1.0, 3.0, 2.0])
+    assert robust.trimmed_mean(values, 1) == 2.5
+    assert robust.trimmed_mean(values, 5) == 2.5
+    assert robust.trimmed_mean(values, 0) == 26.5
+
+
+def test_krum_scores() -> None:
+    """Points 0, 1, 3, 10 on a line, f = 1: the sum of squared distances to the one nearest other."""
+    uploads = models([0.0, 0.0], [1.0, 0.0], [3.0, 0.0], [10.0, 0.0])
+    assert robust.krum_scores(uploads, 1) == {0: 1.0, 1: 1.0, 2: 4.0, 3: 49.0}
+    assert robust.krum_rejects(uploads, 1) == [3]
+
+
+def test_fltrust() -> None:
+    """The server's update is (2, 0). Cosines: (3, 4) 0.6, (0, 5) 0, (−1, 0) −1 → 0, (4, 0) 1.
+
+    Weights 0.6 / 1.6 and 1 / 1.6, each update with length 2: 0.375 · (1.2, 1.6) + 0.625 · (2, 0).
+    """
+    uploads = models([3.0, 4.0], [0.0, 5.0], [-1.0, 0.0], [4.0, 0.0])
+    factors = robust.trust_factors(uploads, SENT, {"w": torch.tensor([2.0, 0.0])})
+    average = robust.weighted_update(uploads, SENT, factors)
+    assert average["w"].tolist() == pytest.approx([1.7, 0.6])
+
+
+def test_fltrust_without_a_trusted_client_keeps_the_model() -> None:
+    uploads, sent = models([-1.0, 0.0], [0.0, 0.0]), {"w": torch.tensor([0.0, 0.0])}
+    factors = robust.trust_factors(uploads, sent, {"w": torch.tensor([2.0, 0.0])})
+    assert robust.weighted_update(uploads, sent, factors)["w"].tolist() == [0.0, 0.0]
+
+
+def aggregation(rule: str, gate: float = 0.0, **more: float) -> Aggregation:
+    settings = AggregateSettings.model_validate({"rule": rule, "gate": gate, **more})
+    return Aggregation(settings, lambda sent, t: {k: v + 1 for k, v in sent.items()})
+
+
+RULES = ["mean", "clip", "median", "trimmed-mean", "multi-krum", "fltrust"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_keep_names_types_and_integers(rule: str) -> None:
+    sent: Tensors = {
+        "b": torch.zeros(3),
+        "a": torch.zeros(2, 2),
+        "norm.running_var": torch.ones(2),
+        "norm.num_batches_tracked": torch.tensor(4),
+    }
+    uploads: dict[int, Tensors] = {k: {name: value + k for name, value in sent.items()} for k in range(1, 6)}
+    combined = aggregation(rule).combine(uploads, sent, 1)
+    assert list(combined) == list(sent)
+    assert all(combined[name].dtype == value.dtype for name, value in sent.items())
+    assert combined["norm.num_batches_tracked"] == 9
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_do_not_depend_on_the_order_of_arrival(rule: str) -> None:
+    values: list[Tensor] = list(torch.randn(4, 50, generator=torch.Generator().manual_seed(0)) * 1e3)
+    sent, uploads = {"w": torch.zeros(50)}, {k: {"w": value} for k, value in enumerate(values)}
+    ordered = aggregation(rule).combine(uploads, sent, 1)["w"]
+    for order in permutations(uploads):
+        again = {k: uploads[k] for k in order}
+        assert torch.equal(aggregation(rule).combine(again, sent, 1)["w"], ordered)
+        assert aggregation(rule, gate=1.5).screen(again, sent) == aggregation(rule, gate=1.5).screen(
+            uploads, sent
+        )
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_of_equal_uploads_give_that_upload(rule: str) -> None:
+    uploads = {k: {"w": torch.tensor([1.5, 1.5])} for k in range(5)}
+    combined = aggregation(rule).combine(uploads, SENT, 1)["w"].tolist()
+    # FLTrust takes only the direction, and the server's own update is (1, 1).
+    assert combined == pytest.approx([1.0, 1.0] if rule == "fltrust" else [1.5, 1.5])
+
+
+@given(st.lists(st.floats(-100, 100), min_size=5, max_size=9), st.floats(1e3, 1e30), st.integers(0, 4))
+def test_one_of_five_cannot_move_the_median_beyond_the_others(
+    values: list[float], far: float, place: int
+) -> None:
+    uploads = {k: {"w": torch.tensor([value])} for k, value in enumerate(values)}
+    honest = [value for k, value in enumerate(values) if k != place]
+    uploads[place] = {"w": torch.tensor([far])}
+    sent = {"w": torch.zeros(1)}
+    for rule in ("median", "trimmed-mean"):
+        combined = float(aggregation(rule).combine(uploads, sent, 1)["w"])
+        assert min(honest) - 1e-3 <= combined <= max(honest) + 1e-3
+
+
+def test_multi_krum_counts_those_that_the_gate_leaves_out() -> None:
+    """Of ten clients, two may be malicious. The gate leaves out one of them, multi-krum another one."""
+    uploads = models(*([1.0 + k / 100, 0.0] for k in range(8)), [-2.0, 0.0], [900.0, 0.0])
+    found = aggregation("multi-krum", gate=3).screen(uploads, SENT)
+    assert sorted(found) == [8, 9]
+    assert "moved" in found[9] and "multi-krum" in found[8]
+    assert len(aggregation("multi-krum").screen(uploads, SENT)) == 2
+    assert aggregation("mean").screen(uploads, SENT) == {}
+
+
+def test_multi_krum_of_few_clients_leaves_out_nobody() -> None:
+    """Distances between three models say nothing about who is malicious."""
+    assert aggregation("multi-krum").screen(models([0.0, 0.0], [0.0, 1.0], [9.0, 9.0]), SENT) == {}
+
+
+def test_mean_with_gate_is_the_mean_to_the_bit() -> None:
+    values = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    uploads: dict[int, Tensors] = {k: {"w": value} for k, value in enumerate(values)}
+    plain = aggregate.mean(uploads)
+    assert torch.equal(
+        aggregation("mean", gate=3).combine(uploads, {"w": torch.zeros(50)}, 1)["w"], plain["w"]
+    )
+
+
+def test_norm_of_huge_statistics_is_finite() -> None:
+    largest = {"n.running_var": torch.full((100,), 3e38)}
+    assert math.isfinite(robust.update_norm(largest, {"n.running_var": torch.ones(100)}).statistics)
