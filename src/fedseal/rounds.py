@@ -143,8 +143,8 @@ def check_enough(usable: int, asked: int, t: int, config: Config) -> None:
         needed = asked // 2 + 1 if asked > 2 else 1
     if usable < min(needed, asked):
         raise UserError(
-            f"Round {t}: only {usable} of {asked} clients sent a usable reply, but engine.min_replies is"
-            f" {needed}: continue with --resume when they are back."
+            f"Round {t}: only {usable} of {asked} clients sent a usable reply, but a round needs {needed}"
+            " (engine.min_replies): continue with --resume when they are back."
         )
 
 

@@ -372,7 +372,9 @@ def test_round_without_a_usable_reply_stops_the_run(
     fedseal: Command, tiny: dict[str, Any], tmp_path: Path
 ) -> None:
     answer = fedseal("train", "fmnist-lenet", "--out", tmp_path / "run", options=tiny | {"client.lr": 1e300})
-    sentence = "error: Round 1: only 0 of 3 clients sent a usable reply, but engine.min_replies is 1: "
+    sentence = (
+        "error: Round 1: only 0 of 3 clients sent a usable reply, but a round needs 2 (engine.min_replies): "
+    )
     assert answer.code == 2 and answer.err.splitlines()[-1].startswith(sentence)
     assert not (tmp_path / "run" / "summary.json").exists()
 

@@ -297,7 +297,7 @@ def test_too_few_replies_stop_the_run_which_can_be_resumed(
         return reply if len(grid.requests) <= 2 else None
 
     grid.behaviours["north"] = fails_in_round_two
-    with pytest.raises(UserError, match=r"Round 2: only 1 of 2 clients .*engine\.min_replies is 2"):
+    with pytest.raises(UserError, match=r"Round 2: only 1 of 2 clients .* a round needs 2"):
         run(engine__min_replies=2)
     grid.behaviours.clear()
     run(resume=True, engine__min_replies=2)
