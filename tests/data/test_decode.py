@@ -3,13 +3,18 @@
 import io
 import os
 import struct
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from fedseal.data.decode import decode_image, decode_images, failure_reason
+from fedseal.data import decode
+from fedseal.data.decode import MAX_PIXELS, decode_image, decode_images, failure_reason
 from fedseal.errors import UserError
 
 GREY = np.array([[0, 255, 4095], [4096, 32768, 65535]], np.uint16)
@@ -80,3 +85,55 @@ def test_special_files_are_no_images(tmp_path: Path) -> None:
     found = list(decode_images([fifo, Path("/dev/zero"), loop], 8, 3))
     reasons = [failure_reason(error) for error in found if isinstance(error, Exception)]
     assert reasons == ["not a regular file", "not a regular file", "Too many levels of symbolic links"]
+
+
+def test_an_image_with_too_many_pixels_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    """Eight threads at once; each bomb, a file of some hundred kilobytes, would take a gigabyte."""
+    bomb, usual = tmp_path / "bomb.png", tmp_path / "usual.png"
+    Image.new("L", (9000, 9000)).save(bomb)
+    Image.new("L", (64, 64), 7).save(usual)
+    assert bomb.stat().st_size < 500_000
+    code = """
+import re, sys
+from pathlib import Path
+from fedseal.data.decode import decode_images, failure_reason
+
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) // 1000
+
+bomb, usual = map(Path, sys.argv[1:])
+list(decode_images([usual], 32, 3))
+before = peak()
+*refused, image = decode_images([bomb] * 8 + [usual], 32, 3, workers=8)
+print({failure_reason(error) for error in refused}, image.shape, peak() - before < 50, sep="\\n")
+"""
+    answer = subprocess.run(
+        [sys.executable, "-c", code, bomb, usual], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.splitlines() == ["{'more than 67 million pixels'}", "(3, 32, 32)", "True"]
+
+
+def test_large_images_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = most = 0
+    load = decode._load
+
+    def watch(*arguments: Any) -> Any:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.01)
+        running -= 1
+        return load(*arguments)
+
+    monkeypatch.setattr(decode, "LARGE_PIXELS", 5)
+    monkeypatch.setattr(decode, "_load", watch)
+    images = decode_images([saved(Image.fromarray(GREY), "PNG")] * 8, None, None, workers=8)
+    assert [image.tolist() for image in images] == [[[[0, 0, 15], [16, 128, 255]]]] * 8  # type: ignore[union-attr]
+    assert most == 1
+
+
+def test_an_image_with_the_largest_number_of_pixels_is_decoded() -> None:
+    side = int(MAX_PIXELS**0.5)
+    assert decode_image(saved(Image.new("1", (side, side), 1), "PNG"), 2, 1).tolist() == [[[255] * 2] * 2]
+    with pytest.raises(Image.DecompressionBombError):
+        decode_image(saved(Image.new("1", (side, side + 1), 1), "PNG"), 2, 1)

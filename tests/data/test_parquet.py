@@ -4,6 +4,8 @@ import io
 import json
 import logging
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -121,4 +123,43 @@ def test_refused_parquet(tmp_path: Path) -> None:
 def test_special_files_are_left_out(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "train.parquet")  # opening it would wait for ever
     with pytest.raises(UserError, match=r"has no train\*\.parquet"):
+        read_parquet(tmp_path)
+
+
+@pytest.mark.parametrize(("size", "result"), [(32, "1001"), (512, "expands to more than 2,000 times")])
+def test_a_file_that_expands_to_gigabytes_takes_little_memory(size: int, result: str, tmp_path: Path) -> None:
+    """One image of 4.3 MB, to which a thousand rows refer: 4.3 GB in a few kilobytes."""
+    rows, image = 1000, png(3) + bytes(4_300_000)
+    content = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([image]))
+    images = pa.StructArray.from_arrays([content], ["bytes"])
+    table = pa.table({"image": images, "label": pa.array(np.zeros(rows, np.int64))})
+    options = {"compression": "zstd", "dictionary_pagesize_limit": 1 << 30, "store_schema": False}
+    pq.write_table(table, tmp_path / "train.parquet", **options)
+    write_parquet(tmp_path / "test.parquet", [png(4)], [0])
+    assert (tmp_path / "train.parquet").stat().st_size < 10_000
+    code = """
+import re, sys
+from pathlib import Path
+from fedseal.data.parquet import read_parquet
+from fedseal.errors import UserError
+
+try:
+    print(len(read_parquet(Path(sys.argv[1]), size=int(sys.argv[2]), channels=3, progress=False).labels))
+except UserError as error:
+    print(error)
+print(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+"""
+    command = [sys.executable, "-c", code, tmp_path, str(size)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    found, peak = answer.stdout.splitlines()
+    assert result in found and int(peak) < 900_000  # kB; imported libraries take some of it
+
+
+def test_a_highly_compressed_column_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    table = pa.table(
+        {"image": [{"bytes": bytes(1 << 20)}] * 300, "label": [0] * 300},
+        schema=pa.schema([("image", pa.struct([("bytes", pa.binary())])), ("label", pa.int64())]),
+    )
+    pq.write_table(table, tmp_path / "train.parquet", compression="zstd", use_dictionary=False)
+    with pytest.raises(UserError, match=r"train\.parquet expands to more than 2,000 times its size"):
         read_parquet(tmp_path)

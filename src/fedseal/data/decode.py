@@ -23,28 +23,47 @@ from fedseal.errors import UserError
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 UNSIGNED, WHITE_IS_ZERO = 1, 0  # values of TIFF tags
 
+# A small file can have billions of pixels, and Pillow needs 4 to 20 bytes of memory for each of them.
+MAX_PIXELS = 1 << 26  # 8192×8192; larger images are refused before they are decoded
+LARGE_PIXELS = (
+    1 << 24
+)  # larger images are decoded one at a time, in a thread that keeps the memory of the last
+_large_images = ThreadPoolExecutor(1, "large-image")
 
 # A file, its content, an image of Pillow, or an array: uint8 [H, W] or [H, W, C].
-ImageSource = Path | bytes | Image.Image | Pixels
+ImageSource = Path | bytes | memoryview | Image.Image | Pixels
 
 
 def decode_image(source: ImageSource, size: int | None, channels: int | None) -> Pixels:
     """One image as [C, H, W]; None keeps the image's own size or channels. Raises what Pillow raises."""
     if isinstance(source, Image.Image):
-        return _prepare(source, size, channels)
+        return _prepare(ImageOps.exif_transpose(source), source, size, channels)
     if isinstance(source, np.ndarray):
         pixels = source.squeeze(2) if source.shape[2:] == (1,) else source
-        return _prepare(Image.fromarray(pixels), size, channels)
+        image = Image.fromarray(pixels)
+        return _prepare(image, image, size, channels)
     if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
         raise UserError("not a regular file")  # opening a FIFO would wait for ever
-    with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as opened:
-        return _prepare(opened, size, channels)
+    file = source if isinstance(source, Path) else io.BytesIO(source)
+    with Image.open(file, formats=FORMATS) as opened:
+        number = opened.width * opened.height
+        if number > MAX_PIXELS:
+            raise Image.DecompressionBombError  # as Pillow does from 179 million pixels on
+        if number > LARGE_PIXELS:
+            return _large_images.submit(_load, opened, size, channels).result()
+        return _load(opened, size, channels)
 
 
-def _prepare(opened: Image.Image, size: int | None, channels: int | None) -> Pixels:
-    image = _to_eight_bits(ImageOps.exif_transpose(opened), opened)
+def _load(opened: Image.Image, size: int | None, channels: int | None) -> Pixels:
+    ImageOps.exif_transpose(opened, in_place=True)
+    return _prepare(opened, opened, size, channels)
+
+
+def _prepare(image: Image.Image, opened: Image.Image, size: int | None, channels: int | None) -> Pixels:
+    image = _to_eight_bits(image, opened)
     grey = channels == 1 if channels else image.mode in ("1", "L", "LA")
-    image = image.convert("L" if grey else "RGB")
+    mode = "L" if grey else "RGB"
+    image = image if image.mode == mode else image.convert(mode)
     if size is not None and image.size != (size, size):
         image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
     pixels = np.asarray(image)
@@ -93,6 +112,8 @@ def failure_reason(error: Exception) -> str:
     """A short reason; Pillow's own message would repeat the path."""
     if isinstance(error, UnidentifiedImageError):
         return "unknown format"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"more than {MAX_PIXELS / 1e6:.0f} million pixels"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, UserError):

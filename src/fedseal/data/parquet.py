@@ -26,6 +26,10 @@ log = logging.getLogger("fedseal")
 
 PARTS = ("train", "validation", "test")
 
+# A file of a few kilobytes can hold gigabytes: one image to which a million rows refer. A PNG file with one
+# colour that is enlarged to 224×224 pixels expands by a factor of 1,500.
+MAX_EXPANSION, FREE_BYTES = 2000, 1 << 28
+
 
 def load_parquet(data: DataSettings, progress: bool) -> Pool:
     """The source "parquet" of the `[data]` section."""
@@ -84,16 +88,18 @@ def _read_part(paths: list[Path], size: int | None, channels: int | None, progre
     classes: tuple[str, ...] = ()
     for path in paths:
         try:
-            file = pq.ParquetFile(path)
-            columns = file.schema_arrow.names
+            columns = pq.read_schema(path).names
             column = "image" if "image" in columns else "img"
             if not {column, "label"} <= set(columns):
                 raise UserError(f"{path} needs the columns image and label, but has {', '.join(columns)}.")
+            # As a dictionary, an image that many rows refer to is in memory once.
+            file = pq.ParquetFile(path, read_dictionary=[f"{column}.bytes"])
+            _check_expansion(path, max(_column_sizes(file.metadata), default=0))
             classes = classes or _class_names(file.schema_arrow.metadata)
             with progress_bar(path.name, file.metadata.num_rows, show=progress) as advance:
-                row = 0
+                row = expanded = 0
                 for batch in file.iter_batches(1024, columns=[column, "label"]):
-                    content = batch.column(column).field("bytes").to_pylist()
+                    content = _contents(batch.column(column).field("bytes"))
                     for image, label in zip(
                         decode_images(content, size, channels),
                         batch.column("label").cast("int64").to_pylist(),
@@ -105,6 +111,8 @@ def _read_part(paths: list[Path], size: int | None, channels: int | None, progre
                         else:
                             images.append(image)
                             labels.append(label)
+                            expanded += image.nbytes
+                            _check_expansion(path, expanded)
                         row += 1
                     advance(len(content))
         except (pa.ArrowException, OSError, KeyError, AttributeError, TypeError, ValueError) as error:
@@ -119,6 +127,28 @@ def _read_part(paths: list[Path], size: int | None, channels: int | None, progre
     if height != width:
         raise UserError(f"The images in {paths[0]} are {width}×{height}, not square: set data.size.")
     return PoolPart(np.stack(images), np.array(labels, dtype=np.int64), classes, skipped)
+
+
+def _column_sizes(metadata: "pq.FileMetaData") -> list[int]:
+    """The sizes of the columns of all row groups, decompressed."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    return [group.column(i).total_uncompressed_size for group in groups for i in range(group.num_columns)]
+
+
+def _check_expansion(path: Path, size: int) -> None:
+    """Refuses a file whose content needs far more memory than images of its size do."""
+    if size > FREE_BYTES + MAX_EXPANSION * path.stat().st_size:
+        raise UserError(
+            f"{path} expands to more than {MAX_EXPANSION:,} times its size, which no file of images does:"
+            " replace it."
+        )
+
+
+def _contents(images: "pa.DictionaryArray") -> list[memoryview]:
+    """The bytes of each image; equal ones are in memory once. Empty if a row has none."""
+    places = images.indices.to_pylist()
+    known = {place: memoryview(images.dictionary[place].as_buffer()) for place in set(places) - {None}}
+    return [known.get(place, memoryview(b"")) for place in places]
 
 
 def _class_names(metadata: Mapping[bytes, bytes] | None) -> tuple[str, ...]:

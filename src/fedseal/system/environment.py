@@ -7,6 +7,7 @@ Importing fedseal changes nothing. The command line, `train`, `evaluate` and the
 import logging
 import os
 import sys
+import warnings
 from pathlib import Path
 
 from fedseal.system.lazy import import_object
@@ -39,6 +40,9 @@ MLFLOW = {
 def set_up_process(arithmetic: str | None = None) -> None:
     """Prepares this process, and those that it starts: Flower, MLflow, and the arithmetic if it is given."""
     os.environ |= {**MLFLOW, **os.environ, **FLOWER}
+    warnings.filterwarnings(
+        "ignore", r"Image size .* exceeds limit"
+    )  # of Pillow, for an image that is skipped
     if arithmetic is not None:
         use_arithmetic(arithmetic)
 
