@@ -3,6 +3,15 @@
 import re
 from typing import ClassVar
 
+# Control characters, and characters that change the direction of text or start a line.
+UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def printable(text: object) -> str:
+    """One line that every terminal can show: a name in it cannot move the cursor or forge another line."""
+    safe = str(text).encode("utf-8", "backslashreplace").decode()
+    return UNSAFE.sub(lambda found: repr(found[0])[1:-1], safe)
+
 
 class UserError(Exception):
     """One clear sentence that names the file, key or client and says what to do."""
@@ -10,9 +19,7 @@ class UserError(Exception):
     exit_code: ClassVar[int] = 2
 
     def __str__(self) -> str:
-        """One line that every terminal can show, whatever names of files are in it."""
-        text = super().__str__().encode("utf-8", "backslashreplace").decode()
-        return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
+        return printable(super().__str__())
 
 
 class FolderInUseError(UserError):

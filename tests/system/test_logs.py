@@ -38,7 +38,7 @@ def test_without_a_terminal_every_line_has_its_time(capsys: pytest.CaptureFixtur
     set_up_logs(long=True)
     say_something()
     out, err = capsys.readouterr()
-    assert re.fullmatch(f"{STAMP} info: round 1 of 2\n{STAMP} info: joined the server\n", out)
+    assert re.fullmatch(f"{STAMP} info: round 1 of 2\n{STAMP} info: joined\\\\nthe server\n", out)
     assert re.fullmatch(
         f"{STAMP} warning: north is left out\nStopped. Go on.\nerror: \\[no\\] such file\n", err
     )
@@ -48,7 +48,7 @@ def test_a_short_command_shows_no_progress_and_no_time(capsys: pytest.CaptureFix
     set_up_logs()
     say_something()
     out, err = capsys.readouterr()
-    assert out == "joined\nthe server\n"
+    assert out == "joined\\nthe server\n"
     assert err == "warning: north is left out\nStopped. Go on.\nerror: [no] such file\n"
 
 
@@ -162,3 +162,31 @@ def test_a_name_that_is_not_utf8_is_escaped_in_the_file(
     set_up_logs(long=True, quiet=True, file=tmp_path / "log")
     log.info("skipped %s", "caf\udce9.png")
     assert (tmp_path / "log").read_text("utf-8").endswith("info: skipped caf\\udce9.png\n")
+
+
+EVIL = "a\x1b[2J\x9b1m\u202egnp.exe\n.png"
+SHOWN = r"a\x1b[2J\x9b1m\u202egnp.exe\n.png"
+
+
+@pytest.mark.parametrize("json_lines", [False, True])
+@pytest.mark.parametrize("long", [False, True])
+def test_a_name_cannot_control_the_terminal(
+    json_lines: bool, long: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    set_up_logs(long=long, file=tmp_path / "log", json_lines=json_lines)
+    for level, event in (
+        (logging.INFO, "message"),
+        (logging.WARNING, logs.STOPPED),
+        (logging.ERROR, logs.ERROR),
+    ):
+        log.log(level, "skipped %s", EVIL, extra=about(event))
+    out, err = capsys.readouterr()
+    written = (tmp_path / "log").read_text("utf-8")
+    for text in (out, err, written):
+        assert not set(EVIL.replace("\n", "")) & set(text) - set(SHOWN)
+    lines = (out + err).splitlines()
+    assert len(lines) == len(written.splitlines()) == 3
+    if json_lines:
+        assert {json.loads(line)["message"] for line in lines} == {f"skipped {EVIL}"}
+    else:
+        assert all(f"skipped {SHOWN}" in line for line in lines)

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import markup
 from rich.console import Console
 
-from fedseal.errors import UserError
+from fedseal.errors import UserError, printable
 from fedseal.system.lazy import LazyModule
 from fedseal.system.processes import Stopped
 
@@ -59,6 +60,11 @@ DashboardPort = Annotated[
 MAX_SECONDS = 1e9
 
 console = Console(highlight=False)
+
+
+def escape(text: object) -> str:
+    """Text in which neither Rich nor the terminal finds instructions, such as the name of a file."""
+    return markup.escape(printable(text))
 
 
 @contextmanager

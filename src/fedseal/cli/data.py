@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
-from fedseal.cli.common import PRESET_HELP, Assignments, console, parse_assignments
+from fedseal.cli.common import PRESET_HELP, Assignments, console, escape, parse_assignments
 from fedseal.errors import UserError
 from fedseal.system.lazy import LazyModule
 
@@ -88,7 +87,7 @@ def show(
     _show_class_mix(split)
     if picture:
         _plot_class_mix(split, picture)
-        console.print(f"picture: {escape(str(picture))}", soft_wrap=True)
+        console.print(f"picture: {escape(picture)}", soft_wrap=True)
 
 
 @app.command("clean", epilog="Example:  fedseal data clean ~/photos")
@@ -129,7 +128,7 @@ def clean(
         table.add_row(escape(path.name), _format_bytes(size), ago, escape(origin), action)
     console.print(table)
     left = cache.size_of(path for path in found if path not in removed)
-    freed, where = _format_bytes(before - left), escape(str(cache.root()))
+    freed, where = _format_bytes(before - left), escape(cache.root())
     console.print(f"freed {freed}, {_format_bytes(left)} are left in {where}", soft_wrap=True)
 
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import progress as bars
-from rich.markup import escape
 from rich.table import Table as Grid
 
-from fedseal.cli.common import JsonLogs, Log, console, continue_by
+from fedseal.cli.common import JsonLogs, Log, console, continue_by, escape
 from fedseal.errors import UserError
 from fedseal.system.lazy import LazyModule
 from fedseal.system.logs import about, progress_log, set_up_logs

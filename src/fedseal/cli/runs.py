@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
-from fedseal.cli.common import console
+from fedseal.cli.common import console, escape
+from fedseal.errors import printable
 from fedseal.system.files import write_atomic
 from fedseal.system.lazy import LazyModule
 
@@ -60,9 +60,9 @@ def report(
 ) -> None:
     """Make an HTML report of a run, or of several runs side by side."""
     if len(runs) == 1:
-        typer.echo(write.rewrite_report(runs[0], out))
+        typer.echo(printable(write.rewrite_report(runs[0], out)))
     else:
-        typer.echo(write.compare_runs(runs, out or Path("comparison.html")))
+        typer.echo(printable(write.compare_runs(runs, out or Path("comparison.html"))))
 
 
 def predict(
@@ -103,21 +103,16 @@ def predict(
         writer.writerow(["file", "class", "confidence"])
         writer.writerows((file, name, f"{confidence:.4f}") for file, name, confidence in rows)
         write_atomic(out, text.getvalue().encode("utf-8", "surrogateescape"))  # names need not be UTF-8
-        console.print(f"{len(rows):,} predictions: {escape(str(out))}", soft_wrap=True)
+        console.print(f"{len(rows):,} predictions: {escape(out)}", soft_wrap=True)
     else:
         for file, name, confidence in rows:
             shown = f"[bold]{escape(name)}[/]" if name else "[dim]unsure[/]"
-            console.print(f"{escape(printable(file))}  {shown}  {confidence:.1%}", soft_wrap=True)
+            console.print(f"{escape(file)}  {shown}  {confidence:.1%}", soft_wrap=True)
     if adapt:
         table = Table("class", "share, as seen plainly", "share, as estimated", box=None, header_style="bold")
         for name, plain, share in zip(model.classes, found.plain_mix, found.mix, strict=True):
             table.add_row(escape(name), f"{plain:.1%}", f"{share:.1%}")
         console.print(table)
-
-
-def printable(file: Path | None) -> str:
-    """A file's name for the terminal, even if the name is not valid UTF-8."""
-    return str(file).encode("utf-8", "backslashreplace").decode()
 
 
 def export(
@@ -137,4 +132,4 @@ def export(
     predict.py, which predicts an image without fedseal.
     """
     folder = exporting.export(run, format, out, licence=licence, network=network)
-    typer.echo(f"model card: {folder / 'README.md'}")
+    typer.echo(printable(f"model card: {folder / 'README.md'}"))

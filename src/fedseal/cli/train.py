@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from fedseal.cli.common import (
@@ -18,6 +17,7 @@ from fedseal.cli.common import (
     Mlflow,
     console,
     continue_by,
+    escape,
     open_observers,
     parse_assignments,
 )
@@ -141,8 +141,8 @@ def _show_result(
     )
     if missed := report_run.format_left_out(summary):
         terminal.print(f"replies left out: {escape(missed)}; events.jsonl says why", soft_wrap=True)
-    terminal.print(f"run folder: {escape(str(result.folder))}", soft_wrap=True)
-    terminal.print(f"report: {escape(str(result.folder / 'report.html'))}", soft_wrap=True)
+    terminal.print(f"run folder: {escape(result.folder)}", soft_wrap=True)
+    terminal.print(f"report: {escape(result.folder / 'report.html')}", soft_wrap=True)
 
 
 def presets() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from fedseal.errors import UNSAFE, printable
 from fedseal.system.files import cannot_write
 
 log = logging.getLogger("fedseal")
@@ -67,7 +68,7 @@ class ConsoleHandler(logging.Handler):
             return
         # A progress bar replaces both streams, to stay below the messages.
         stream = sys.stderr if record.levelno > logging.INFO else sys.stdout
-        event, text = getattr(record, "event", ""), record.getMessage()
+        event, text = getattr(record, "event", ""), printable(record.getMessage())
         with suppress(OSError, ValueError):  # a reader that is gone must not end the run
             if event == ERROR and not self.json_lines:
                 line = f"[bold red]error:[/] {escape(text)}"
@@ -109,7 +110,7 @@ class TextFormatter(logging.Formatter):
     """Time, level and message in one line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return f"{_time(record)} {record.levelname.lower()}: {' '.join(record.getMessage().splitlines())}"
+        return f"{_time(record)} {record.levelname.lower()}: {printable(record.getMessage())}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -119,7 +120,8 @@ class JsonFormatter(logging.Formatter):
         line = {"time": _time(record), "level": record.levelname.lower()}
         line |= {"event": getattr(record, "event", "message"), "message": record.getMessage()}
         fields = _finite(getattr(record, "fields", {}))
-        return json.dumps(line | fields | line, ensure_ascii=False, default=str)
+        text = json.dumps(line | fields | line, ensure_ascii=False, default=str)
+        return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fedseal.errors import printable
 from fedseal.system.logs import about, progress_log
 
 
@@ -41,7 +43,7 @@ def progress_bar(title: str, total: int, *, show: bool = True) -> Iterator[Calla
             progress_log.info("%s: %s", title, share, extra=about("loading", done=done, total=total or None))
 
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not show) as bar:
-        task = bar.add_task(title, total=total or None)
+        task = bar.add_task(escape(printable(title)), total=total or None)
         yield advance
 
 

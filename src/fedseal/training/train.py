@@ -18,7 +18,7 @@ from fedseal.data.federation import load_federation
 from fedseal.data.pool import Federation
 from fedseal.engines import ENGINES
 from fedseal.engines.memory_store import MemoryStore
-from fedseal.errors import UserError
+from fedseal.errors import UserError, printable
 from fedseal.methods import METHODS
 from fedseal.methods.loader import section_name
 from fedseal.report.write import write_report
@@ -108,7 +108,7 @@ def run_training(
     setup = RunSetup(config, federation).with_features(progress=not console.quiet)
     server = setup.server()
     if server.model.loaded:
-        console.print(server.model.loaded, markup=False, soft_wrap=True)
+        console.print(printable(server.model.loaded), markup=False, soft_wrap=True)
     config.selected_method().check(server)
     with lock_run(folder), threads(config.server.threads):
         result = _train(setup, server, folder, console, observers, start_engine, started)
