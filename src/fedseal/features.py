@@ -30,7 +30,7 @@ from fedseal.data.pool import Ints, PoolPixels
 from fedseal.errors import UserError
 from fedseal.models import Network
 from fedseal.system.environment import used_arithmetic
-from fedseal.system.files import cannot_write, lock_folder
+from fedseal.system.files import cannot_write, lock_folder, make_private
 from fedseal.system.machine import cores
 from fedseal.system.progress import progress_bar
 from fedseal.weights import get_weights
@@ -140,9 +140,10 @@ def extract(
     for view in names:
         folder = extractor.folder(view, pixels.shape[1:], weights)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise cannot_write(folder, error) from error
+        make_private(folder)  # it may be of an older version
         with lock_folder(folder, exclusive=True):  # a second process waits, and finds everything there
             known = read_index(folder)
             images = {d: row for d, row in zip(hashes, rows.tolist(), strict=True) if d not in known}

@@ -5,7 +5,9 @@ import json
 import logging
 import multiprocessing
 import os
+import stat
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -326,3 +328,34 @@ def test_a_size_limit_that_is_not_a_number_is_refused(value: str, monkeypatch: p
     monkeypatch.setenv("FEDSEAL_CACHE_GB", value)
     with pytest.raises(UserError, match=f"FEDSEAL_CACHE_GB is '{value}': set it to a number of gigabytes"):
         cache.evict()
+
+
+def modes(folder: Path) -> set[int]:
+    """The permissions of a folder and its files."""
+    return {stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())}
+
+
+def test_pools_of_own_images_are_private_and_old_ones_become_so(home: Path) -> None:
+    key = f"folders-{'0' * 16}-{'1' * 24}"
+    before = os.umask(0)
+    try:
+        cache.store(key, make(), "the folder x")
+        cache.store("published", make(), "the official files")
+    finally:
+        os.umask(before)
+    assert modes(home / key) == {0o700, 0o600} and modes(home / "published") == {0o777, 0o666}
+    (home / key).chmod(0o755)
+    assert cache.load_cached(key) is not None
+    assert stat.S_IMODE((home / key).stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.getuid() == 0 and not Path("/usr/bin/setpriv").exists(), reason="needs setpriv")
+def test_a_pool_of_another_user_is_named(home: Path, tmp_path: Path) -> None:
+    key = f"folders-{'0' * 16}-{'1' * 24}"
+    cache.store(key, make(), "the folder x")
+    if os.getuid():
+        (home / key).chmod(0)
+    code = f"from fedseal.data import cache; cache.load_cached({key!r})"
+    command = ["setpriv", "--reuid=65534", "--clear-groups"] if os.getuid() == 0 else []
+    answer = subprocess.run([*command, sys.executable, "-c", code], capture_output=True, text=True)
+    assert f"The cache {home / key} belongs to another user: set FEDSEAL_DATA" in answer.stderr

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import textwrap
@@ -249,3 +250,19 @@ def test_full_disk_is_reported_and_the_last_commit_stays(path: Path) -> None:
 def test_path_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"Cannot read or write .*none.memories\.sqlite \(unable to open"):
         MemoryStore(tmp_path / "none" / "memories.sqlite")
+
+
+def test_the_file_is_private_and_an_old_one_becomes_so(tmp_path: Path) -> None:
+    path, before = tmp_path / "memories.sqlite", os.umask(0)
+    try:
+        with closing(MemoryStore(path, "mine")) as store:
+            store.put(1, b"x")
+            store.commit(1)
+            files = list(tmp_path.iterdir())
+            assert len(files) == 2  # with SQLite's log
+            assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    finally:
+        os.umask(before)
+    path.chmod(0o644)
+    MemoryStore(path, "mine").close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600

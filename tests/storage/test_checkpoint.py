@@ -88,13 +88,13 @@ class StopError(Exception):
     """Stands for the end of the process."""
 
 
-def stop(*_: object) -> None:
+def stop(*_: object, **__: object) -> None:
     raise StopError
 
 
 def stop_after(function: Callable[..., None]) -> Callable[..., None]:
-    def stopping(*arguments: object) -> None:
-        function(*arguments)
+    def stopping(*arguments: object, **options: object) -> None:
+        function(*arguments, **options)
         stop()
 
     return stopping

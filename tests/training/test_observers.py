@@ -1,6 +1,7 @@
 """Observers of a run: the user's own, and the log."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -99,3 +100,24 @@ def test_json_logs_of_a_run(fedseal: Command, tiny: dict[str, Any], tmp_path: Pa
     error = json.loads(again.err)
     assert again.code == 2 and error["event"] == "error" and "--resume" in error["message"]
     assert json.loads(log.read_text().splitlines()[-1]) == error
+
+
+def test_events_are_on_the_disk_before_the_checkpoint_that_counts_them(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a power failure could leave a checkpoint of a round whose line is lost."""
+    events, sync, synced, counted = tmp_path / "run" / "events.jsonl", os.fsync, b"", []
+
+    def watch(handle: int) -> None:
+        nonlocal synced
+        sync(handle)
+        file = Path(f"/proc/self/fd/{handle}").readlink()
+        if file == events:
+            synced = events.read_bytes()
+        elif file.name.startswith(".next.safetensors") and events.exists():
+            assert events.read_bytes() == synced
+            counted.append(synced.count(b'"event": "round"'))
+
+    monkeypatch.setattr(os, "fsync", watch)
+    training.train("fmnist-lenet", out=tmp_path / "run", options=tiny | {"engine.checkpoint_every": 1})
+    assert counted[-2:] == [1, 2]

@@ -24,7 +24,7 @@ import numpy as np
 
 from fedseal.data.pool import Pixels, Pool, PoolPixels, SegmentedPixels
 from fedseal.errors import UserError
-from fedseal.system.files import lock_folder, lock_if_unused
+from fedseal.system.files import lock_folder, lock_if_unused, make_private
 
 log = logging.getLogger("fedseal")
 
@@ -71,11 +71,17 @@ def load_cached(key: str) -> Pool | None:
             if folder.exists():
                 log.warning("the cache %s is incomplete and will be rebuilt", folder)
             return None
+        except PermissionError as error:
+            raise UserError(
+                f"The cache {folder} belongs to another user: set FEDSEAL_DATA to a folder of your own."
+            ) from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("the cache %s is damaged (%s) and will be rebuilt", folder, error)
             return None
         with suppress(OSError):
             os.utime(folder)  # records the time of the last use
+        if OWN_IMAGES.fullmatch(key):  # it may be of an older version
+            make_private(folder)
         weakref.finalize(pixels, lock.pop_all().close)
     return pool
 
@@ -152,6 +158,9 @@ def publish(
     }
     about["sha256"]["labels.npy"] = write_array(new / "labels.npy", pool.labels)
     (new / "about.json").write_text(json.dumps({"about": about, "sha256": _digest(about)}, indent=1))
+    if OWN_IMAGES.fullmatch(key):  # other users could not read the workspace either
+        for path in (new, *new.iterdir()):
+            make_private(path)
     for attempt in range(100):
         try:
             new.rename(root() / key)

@@ -85,5 +85,5 @@ def add_segment(folder: Path, hashes: Sequence[bytes], features: Halves) -> None
     content = buffer.getvalue()
     index = {"sha256": hashlib.sha256(content).hexdigest(), "images": [digest.hex() for digest in hashes]}
     name = secrets.token_hex(8)
-    write_atomic(folder / f"{name}.npy", content)
-    write_atomic(folder / f"{name}.json", json.dumps(index))
+    write_atomic(folder / f"{name}.npy", content, private=True)
+    write_atomic(folder / f"{name}.json", json.dumps(index), private=True)

@@ -31,7 +31,7 @@ from fedseal.engines.flower.engine import one_line
 from fedseal.engines.flower.task import END_OF_RUN, unpack, unpack_task
 from fedseal.errors import UserError
 from fedseal.storage.model_file import load
-from fedseal.system.files import cannot_write, write_atomic
+from fedseal.system.files import cannot_write, make_private, write_atomic
 from fedseal.system.machine import find_device
 
 
@@ -74,7 +74,10 @@ class Client:
     def _check_memory(self) -> None:
         """Raises before the first round if the memory cannot be written."""
         try:
-            self.memory.mkdir(parents=True, exist_ok=True)
+            self.memory.mkdir(0o700, parents=True, exist_ok=True)
+            for pattern in ("*.safetensors", "class-mix-*.json"):
+                for file in self.memory.glob(pattern):  # of an older version
+                    make_private(file)
             tempfile.TemporaryFile(dir=self.memory).close()
         except OSError as error:
             raise cannot_write(self.memory, error) from error
@@ -86,7 +89,7 @@ class Client:
         name = str(message.content.config_records[END_OF_RUN].get("client", ""))
         safe_name = re.sub(r"[^\w-]", "_", name)[:100]
         model, mix = self.memory / "model.safetensors", self.memory / f"class-mix-{safe_name}.json"
-        write_atomic(model, unpack(message.content))
+        write_atomic(model, unpack(message.content), private=True)
         try:
             classifier = load(model, self.files.network or None)
             found = classifier.predict([self.images], adapt=True)
@@ -94,7 +97,7 @@ class Client:
             notify(f"the class mix was not estimated: {error}")
             return
         shares = {name: round(share, 4) for name, share in zip(classifier.classes, found.mix, strict=True)}
-        write_atomic(mix, json.dumps(shares, indent=1, ensure_ascii=False) + "\n")
+        write_atomic(mix, json.dumps(shares, indent=1, ensure_ascii=False) + "\n", private=True)
         notify(f"the model is in {model}, the class mix of this client's images in {mix}")
 
     def _reply(self, message: Message, notify: Notify) -> Message:

@@ -49,7 +49,7 @@ class MemoryFile:
         return memory
 
     def write(self, memory: bytes) -> None:
-        write_atomic(self.path, add_checksum(memory))
+        write_atomic(self.path, add_checksum(memory), private=True)
 
 
 def read(memory: bytes) -> Packet:

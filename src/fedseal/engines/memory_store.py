@@ -13,13 +13,14 @@ longer with many clients than with few. Files of older versions have no checksum
 
 import errno
 import hashlib
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedseal.errors import FolderInUseError, UserError
-from fedseal.system.files import cannot_write
+from fedseal.system.files import cannot_write, make_private
 
 PAGE = 4096  # bytes; SQLite's default
 HASH_BYTES = 16
@@ -44,6 +45,8 @@ class MemoryStore:
         self._has_checksums = True
         known = path is not None and path.exists()
         self._complete = not known  # whether no memory can be lost
+        if path is not None:
+            _make_private(path, create=not known)
         with self._clear_errors():
             self._db = sqlite3.connect(path or ":memory:", timeout=0, isolation_level=None)
             try:
@@ -172,6 +175,14 @@ class MemoryStore:
     def _damaged(self, why: str) -> UserError:
         folder = self.path.parent if self.path else None
         return UserError(f"{self.path} is damaged ({why}): delete {folder} to start again.")
+
+
+def _make_private(path: Path, *, create: bool) -> None:
+    """Lets only the file's owner read it. SQLite gives the files beside it the same permissions."""
+    if create:
+        with suppress(OSError):  # SQLite reports it
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    make_private(path)
 
 
 def _hash(number: object, content: bytes) -> bytes:

@@ -6,8 +6,6 @@ old one. The commit decides which state counts, so a process can end between any
 a power failure loses the work since the last commit, and nothing else.
 """
 
-import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from fedseal.engines.memory_store import MemoryStore
 from fedseal.errors import UserError
 from fedseal.rounds import Progress
 from fedseal.system.checksums import add_checksum, verify_checksum
-from fedseal.system.files import cannot_write, read_file, write_atomic
+from fedseal.system.files import cannot_write, read_file, sync_folder, write_atomic
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,8 @@ class Checkpoint:
         scalars = {f"state.{name}": value for name, value in state.scalars.items()}
         scalars |= {"t": self.progress.t, "seconds": self.seconds, "fingerprint": memories.fingerprint}
         following = _next(path)
-        write_atomic(following, add_checksum(Packet(tensors, scalars).to_bytes()))
-        _sync_folder(path.parent)
+        write_atomic(following, add_checksum(Packet(tensors, scalars).to_bytes()), private=True)
+        sync_folder(path.parent)
         memories.commit(self.progress.t)
         _replace(path, following)
 
@@ -116,19 +114,9 @@ def _replace(path: Path, new: Path) -> None:
 def _empty_store(file: Path, fingerprint: str) -> MemoryStore:
     """A new store, in place of one that an earlier start has left."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(0o700, parents=True, exist_ok=True)
         for suffix in ("", "-wal", "-journal"):
             file.with_name(file.name + suffix).unlink(missing_ok=True)
     except OSError as error:
         raise cannot_write(file, error) from error
     return MemoryStore(file, fingerprint)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes new file names in a folder survive a power failure, where the system supports it."""
-    with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import secrets
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,15 +17,19 @@ if sys.platform != "win32":
     import fcntl
 
 
-def write_atomic(path: Path, data: bytes | str) -> None:
-    """Writes a file through a temporary one beside it, so that it is never half-written."""
+def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> None:
+    """Writes a file through a temporary one beside it, so that it is never half-written.
+
+    Only its owner can read a private one; if its folder is missing, that is created in the same way.
+    """
     content = data.encode() if isinstance(data, str) else data
     try:
         require_regular(path)  # a device must not be replaced by a file
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
         work = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
         try:
-            with work.open("xb") as file:
+            handle = os.open(work, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+            with os.fdopen(handle, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -34,6 +39,24 @@ def write_atomic(path: Path, data: bytes | str) -> None:
             raise
     except OSError as error:
         raise cannot_write(path, error) from error
+
+
+def make_private(path: Path) -> None:
+    """Makes a file or folder unreadable for other users, if it belongs to this one. Creates no file."""
+    with suppress(OSError):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            path.chmod(mode & 0o700)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes new file names in a folder survive a power failure, where the system supports it."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def write_new_folder(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -77,7 +100,9 @@ def lock_run(folder: Path) -> Iterator[None]:
     """Reserves a run folder for this process; the lock ends with the process, however it ends."""
     path = folder / "checkpoint" / "lock"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o700, parents=True, exist_ok=True)  # runs, reports and models are about private images
+        path.parent.mkdir(0o700, exist_ok=True)
+        make_private(path.parent)
         require_regular(path)
         file = path.open("a")
     except OSError as error:

@@ -24,7 +24,7 @@ from fedseal.rounds import ClientDone, Event, LeftOut, RoundDone
 from fedseal.rounds import Progress as RunProgress
 from fedseal.storage.checkpoint import Checkpoint
 from fedseal.storage.events_file import format_line, format_lines, read_events, read_rounds_until
-from fedseal.system.files import cannot_write, write_atomic
+from fedseal.system.files import cannot_write, sync_folder, write_atomic
 from fedseal.system.logs import about, log, progress_log
 from fedseal.system.progress import RateLimit, format_duration
 
@@ -48,6 +48,7 @@ class EventLog:
         kept = [event for event in read_events(path) if event["t"] <= resumed_from]
         text, self.checksum = format_lines(kept)
         write_atomic(path, text)
+        sync_folder(path.parent)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, RoundDone):
