@@ -14,12 +14,11 @@ PEERS := .venv-peers
 
 setup: $(READY)
 
-# torch first: the exact version in the lock file, so that nothing else chooses one.
-$(READY): requirements.lock pyproject.toml
+# Only files whose hashes are in the lock file.
+$(READY): requirements.lock pyproject.toml deploy/install.sh
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q "$$(grep '^torch==' requirements.lock)"
-	$(BIN)/pip install -q -r requirements.lock
-	$(BIN)/pip install -q --no-deps -e .
+	sh deploy/install.sh $(BIN)/pip
+	$(BIN)/pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
 
 demo: setup

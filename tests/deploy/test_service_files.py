@@ -1,5 +1,6 @@
 """The files in deploy/: the container image, the composition of containers, and the systemd services."""
 
+import hashlib
 import os
 import re
 import shlex
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
+import zipfile
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -61,8 +63,8 @@ def copied() -> list[Path]:
 
 
 def locked() -> dict[str, str]:
-    lines = (ROOT / "requirements.lock").read_text("utf-8").split()
-    return {normal(name): version for name, version in (line.split("==") for line in lines)}
+    lines = re.findall(r"^(\S+)==(\S+)", (ROOT / "requirements.lock").read_text("utf-8"), re.MULTILINE)
+    return {normal(name): version for name, version in lines}
 
 
 def normal(name: str) -> str:
@@ -86,9 +88,8 @@ def test_the_image_has_pinned_versions_and_no_root_user() -> None:
     [base], [user] = instructions("FROM"), instructions("USER")
     assert re.fullmatch(r"python:3\.\d+-slim", base) and user != "root"
     assert "://" not in (DEPLOY / "Dockerfile").read_text("utf-8")
-    torch, rest, package = [line for line in instructions("RUN") if line.startswith("pip install")]
-    assert torch == """pip install "$(grep '^torch==' requirements.lock)\""""
-    assert rest == "pip install -r requirements.lock" and "--no-deps" in package
+    locked_packages, package, _ = instructions("RUN")
+    assert locked_packages == "sh install.sh pip" and "--no-deps --no-build-isolation" in package
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     python = base.removeprefix("python:").removesuffix("-slim")
@@ -97,6 +98,44 @@ def test_the_image_has_pinned_versions_and_no_root_user() -> None:
     for text in needed + project["project"]["optional-dependencies"]["flower"]:
         requirement = Requirement(text)
         assert locked()[normal(requirement.name)] in requirement.specifier, text
+
+
+def test_every_locked_package_has_hashes() -> None:
+    """pip then refuses any other file, and needs no package that is not listed."""
+    text = (ROOT / "requirements.lock").read_text("utf-8")
+    assert "://" not in text
+    blocks = re.findall(r"^(\S+)==\S+((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", text, re.MULTILINE)
+    assert [normal(name) for name, _ in blocks] == list(locked())
+    assert "--require-hashes --no-deps --only-binary" in (DEPLOY / "install.sh").read_text("utf-8")
+
+
+def test_a_package_with_another_hash_is_not_installed(tmp_path: Path) -> None:
+    """deploy/install.sh with a real package in place of torch; nothing comes from the network."""
+    wheel = tmp_path / "wheels" / "torch-1.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("torch-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 1.0\n")
+        file.writestr("torch-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        file.writestr("torch-1.0.dist-info/RECORD", "torch-1.0.dist-info/METADATA,,\n")
+    pip = tmp_path / "pip"
+    pip.write_text(f'#!/bin/sh\nexec {sys.executable} -m pip "$@"\n')
+    pip.chmod(0o700)
+    target, variables = tmp_path / "packages", {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    variables |= {"PIP_FIND_LINKS": str(wheel.parent), "PIP_TARGET": str(target)}
+
+    def install(digest: str) -> "subprocess.CompletedProcess[str]":
+        (tmp_path / "requirements.lock").write_text(f"torch==1.0 \\\n    --hash=sha256:{digest}\n")
+        return subprocess.run(
+            ["sh", DEPLOY / "install.sh", pip],
+            **{"cwd": tmp_path, "env": os.environ | variables, "capture_output": True, "text": True},
+        )
+
+    refused = install("0" * 64)
+    assert refused.returncode != 0 and "DO NOT MATCH THE HASHES" in refused.stderr
+    assert not target.exists()
+    accepted = install(hashlib.sha256(wheel.read_bytes()).hexdigest())
+    assert accepted.returncode == 0, accepted.stderr
+    assert (target / "torch-1.0.dist-info").is_dir()
 
 
 def test_the_image_is_built_in_a_fresh_environment(tmp_path: Path) -> None:
@@ -120,7 +159,7 @@ def test_the_image_is_built_in_a_fresh_environment(tmp_path: Path) -> None:
         assert answer.returncode == 0, answer.stderr
         return answer.stdout
 
-    run(f"python -m {instructions('RUN')[2]}", source)  # pip is one of the other packages
+    run(f"python -m {instructions('RUN')[1]}", source)  # pip is one of the other packages
     [entry], [default] = instructions("ENTRYPOINT"), instructions("CMD")
     program, words = yaml.safe_load(entry), yaml.safe_load(default)
     assert shutil.which(program[0], path=variables["PATH"]) == str(fresh / "bin" / "fedseal")
