@@ -10,7 +10,7 @@ import pytest
 
 from conftest import Command
 from fedseal.cli import doctor
-from fedseal.deploy import keys
+from fedseal.deploy import certificates, keys
 from fedseal.system.machine import cores
 
 
@@ -39,7 +39,7 @@ def test_a_machine_that_can_train(fedseal: Command, port: int, tmp_path: Path) -
         found["memory"][1].endswith(" GB free") and f"GB free ({Path.cwd()})" in found["disk, this folder"][1]
     )
     assert found["data"][0] == "ok" and "fashion-mnist (55 MB)" in found["data"][1]
-    year = (datetime.now(UTC) + keys.VALIDITY).year
+    year = (datetime.now(UTC) + timedelta(days=keys.DAYS)).year
     assert found["certificates"][0] == "ok" and f"valid until {year}-" in found["certificates"][1]
     assert "server.example" in found["certificates"][1]
     assert found["client keys"] == ("ok", "north, south")
@@ -62,13 +62,14 @@ def test_certificates_that_expire(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Real certificates, made with another validity."""
-    monkeypatch.setattr(keys, "VALIDITY", timedelta(days=days, hours=1 if days > 0 else 23))
+    end = datetime.now(UTC) + timedelta(days=days, hours=1 if days > 0 else 23)
+    monkeypatch.setattr(certificates, "_end", lambda days: end)
     keys.create_keys(tmp_path / "keys", [], ["north"])
     answer = fedseal("doctor", "--port", port, "--keys", tmp_path / "keys")
     found = lines(answer.out)
     name = "keys" if verdict == "fail" else "certificates"
     assert (found[name][0], answer.code) == (verdict, code)
-    assert ("expired on " if days < 0 else "create new ones in time") in found[name][1]
+    assert ("expired on " if days < 0 else "keys renew") in found[name][1]
 
 
 def test_keys_that_are_missing(fedseal: Command, port: int, tmp_path: Path) -> None:

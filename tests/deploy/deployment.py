@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from conftest import PAPERS_METHOD, SHAPES, draw, settings
-from fedseal.deploy import keys
+from fedseal.deploy import certificates, keys
 from fedseal.storage.events_file import read_rounds
 from fedseal.training.train import train
 
@@ -147,7 +147,7 @@ def create_keys_at(shift: timedelta, folder: Path, monkeypatch: pytest.MonkeyPat
             return datetime.now(tz) + shift
 
     with monkeypatch.context() as patch:
-        patch.setattr(keys, "datetime", Clock)
+        patch.setattr(certificates, "datetime", Clock)
         return keys.create_keys(folder, [], ["north"])[0]
 
 

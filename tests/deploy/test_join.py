@@ -123,7 +123,7 @@ def test_a_certificate_outside_its_dates_is_refused(
         key = create_keys_at(timedelta(days=days), tmp_path / reason, monkeypatch)
         with listening(200, folder=tmp_path / reason) as port:
             answer = fedseal("join", f"127.0.0.1:{port}", "--key", key, *options)
-        answer.refuses(f"The certificate of 127.0.0.1:{port} {reason}", "this machine's clock", "keys init")
+        answer.refuses(f"The certificate of 127.0.0.1:{port} {reason}", "this machine's clock", "keys renew")
 
 
 def test_a_certificate_for_another_host_is_refused(key: Path, tmp_path: Path) -> None:

@@ -1,7 +1,12 @@
 """The keys of a deployment."""
 
+import os
+import pty
 import ssl
 import stat
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -9,6 +14,8 @@ import pytest
 from conftest import Command, contents
 
 pytest.importorskip("cryptography")
+
+from deployment import create_keys_at
 
 from fedseal.deploy import keys
 from fedseal.errors import UserError
@@ -26,6 +33,7 @@ def test_init_creates_all_files_and_keeps_secrets(tmp_path: Path, fedseal: Comma
     assert answer.code == 0 and "give this file to client a only" in answer.out
     assert "clients reach the server as server.example, 10.0.0.1 or localhost" in answer.out
     assert [mode(folder / name) for name in ("ca.key", "server.key", "clients/a.key")] == [0o600] * 3
+    assert mode(folder) == mode(folder / "clients") == 0o700
     assert set(keys.certified_hosts(folder)) == {
         "server.example",
         "10.0.0.1",
@@ -117,9 +125,184 @@ def test_unusable_files_are_named(tmp_path: Path) -> None:
             keys.certified_hosts(tmp_path)
         (tmp_path / name).write_bytes(right)
     (tmp_path / "clients" / "b.pub").write_text("nonsense")
+    (tmp_path / "clients" / "b.pub").chmod(0o600)
     with pytest.raises(UserError, match=r"b\.pub is not a client's public key"):
         keys.read_registered(tmp_path)
     with pytest.raises(UserError, match=r"b\.pub is not a client's key"):
         keys.read_client_key(tmp_path / "clients" / "b.pub")
     with pytest.raises(UserError, match=r"Cannot read .*missing"):
         keys.read_client_key(tmp_path / "missing")
+
+
+# ---- private files and passphrases ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rights", [0o640, 0o604, 0o620])
+def test_private_keys_that_others_can_read_are_refused(rights: int, tmp_path: Path, fedseal: Command) -> None:
+    keys.create_keys(tmp_path / "keys", [], ["a"])
+    (tmp_path / "labels").mkdir()
+    for name in ("ca.key", "server.key", "clients/a.key"):
+        file = tmp_path / "keys" / name
+        file.chmod(rights)
+        fedseal("serve", "folders", "--labels", tmp_path / "labels", "--keys", tmp_path / "keys").refuses(
+            f"run 'chmod 600 {file}'"
+        )
+        file.chmod(0o600)
+    file.chmod(rights)
+    answer = fedseal("join", "127.0.0.1:9", "--images", tmp_path, "--key", file)
+    answer.refuses(f"Other users may read or change {file}", f"run 'chmod 600 {file}'")
+
+
+def test_an_encrypted_key_needs_its_passphrase(
+    tmp_path: Path, fedseal: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("correct horse\n")
+    join = ("join", "127.0.0.1:9", "--images", tmp_path)
+    init = ("keys", "init", tmp_path / "keys", "--client", "a", "--passphrase-file", secret)
+    secret.chmod(0o644)
+    fedseal(*init).refuses(f"chmod 600 {secret}")
+    secret.chmod(0o600)
+    assert fedseal(*init).code == 0
+    file = tmp_path / "keys" / "clients" / "a.key"
+    assert file.read_bytes().startswith(keys.PEM_ENCRYPTED)
+    key = keys.read_client_key(file, lambda: b"correct horse")
+    assert keys.read_registered(tmp_path / "keys") == {"a": key.public}
+    fedseal(*join, "--key", file).refuses("give --passphrase-file, or set FEDSEAL_PASSPHRASE")
+    fedseal(*join, "--key", file, "--passphrase-file", secret).refuses("has no images")  # it was opened
+    monkeypatch.setenv("FEDSEAL_PASSPHRASE", "wrong")
+    fedseal(*join, "--key", file).refuses(f"The passphrase does not open {file}")
+    monkeypatch.setenv("FEDSEAL_PASSPHRASE", "correct horse")
+    fedseal(*join, "--key", file).refuses("has no images")
+    assert fedseal("keys", "add-client", tmp_path / "keys", "b", "--encrypt").code == 0
+    assert keys.read_client_key(tmp_path / "keys" / "clients" / "b.key", lambda: b"correct horse")
+
+
+def test_a_passphrase_is_asked_for_on_a_terminal(tmp_path: Path) -> None:
+    [file] = keys.create_keys(tmp_path / "keys", [], ["a"], passphrase=b"correct horse")
+    us, terminal = pty.openpty()
+    command = [sys.executable, "-m", "fedseal", "join", "127.0.0.1:9", "--images", tmp_path, "--key", file]
+    with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal) as process:
+        os.close(terminal)
+        asked = b""
+        while b"a.key: " not in asked:
+            asked += os.read(us, 1000)
+        os.write(us, b"correct horse\n")
+        answer = b""
+        while b"has no images" not in answer:
+            answer += os.read(us, 1000)
+        assert process.wait() == 2 and b"correct horse" not in answer
+    os.close(us)
+
+
+@pytest.mark.parametrize("pipe", ["-", "/dev/fd/{}"])
+def test_a_key_may_come_from_a_pipe(pipe: str, tmp_path: Path) -> None:
+    """It then has no permissions that could be checked."""
+    [file] = keys.create_keys(tmp_path / "keys", [], ["a"])
+    reader, writer = os.pipe()
+    os.write(writer, file.read_bytes())
+    os.close(writer)
+    words = ["join", "127.0.0.1:9", "--images", str(tmp_path), "--key", pipe.format(reader)]
+    answer = subprocess.run(
+        [sys.executable, "-m", "fedseal", *words],
+        **{"stdin": reader, "pass_fds": [reader], "capture_output": True, "text": True},
+    )
+    os.close(reader)
+    assert answer.returncode == 2 and "has no images" in answer.stderr
+
+
+# ---- expiry, renewal and revocation ---------------------------------------------------------------------
+
+
+def left(folder: Path) -> int:
+    """Days until the first certificate expires."""
+    return round((keys.expiry(folder) - datetime.now(UTC)) / timedelta(days=1))
+
+
+def test_certificates_are_valid_for_a_year_or_as_long_as_you_say(tmp_path: Path, fedseal: Command) -> None:
+    assert fedseal("keys", "init", tmp_path / "a").code == 0 and left(tmp_path / "a") == 365
+    assert fedseal("keys", "init", tmp_path / "b", "--days", 3650).code == 0 and left(tmp_path / "b") == 3650
+    assert fedseal("keys", "init", tmp_path / "c", "--days", 3651).code == 2 and not (tmp_path / "c").exists()
+
+
+def test_serve_join_and_doctor_warn_before_the_end(
+    tmp_path: Path, fedseal: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "keys"
+    file = create_keys_at(timedelta(days=-334), folder, monkeypatch)  # 31 days are left
+    join = ("join", "127.0.0.1:9", "--images", tmp_path, "--key", file)
+    assert keys.warn_of_expiry(folder) == "" and "expires" not in fedseal(*join).err
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.unlink()
+    file = create_keys_at(timedelta(days=-336), folder, monkeypatch)  # 29 days
+    warning = keys.warn_of_expiry(folder)
+    assert warning.startswith(f"the certificate {folder / 'ca.crt'} expires on") and "--ca" in warning
+    assert f"the certificate in {file} expires on" in fedseal(*join).err
+    assert f"expires on {keys.expiry(folder):%Y-%m-%d}" in fedseal("doctor", "--keys", folder).out
+
+
+def trusts(ca_certificate: bytes, folder: Path) -> bool:
+    """Whether a client with this CA accepts the server of a folder of keys."""
+    client = ssl.create_default_context(cadata=ca_certificate.decode())
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / "server.crt", folder / "server.key")
+    try:
+        return handshake(client, server, "10.0.0.1")
+    except ssl.SSLCertVerificationError:
+        return False
+
+
+def test_a_renewed_server_certificate_needs_nothing_new_at_clients(tmp_path: Path, fedseal: Command) -> None:
+    [file] = keys.create_keys(tmp_path, ["10.0.0.1"], ["a"], days=400)
+    key, before = keys.read_client_key(file), contents(tmp_path)
+    assert "valid until" in fedseal("keys", "renew", tmp_path).out
+    changed = {name for name, content in contents(tmp_path).items() if content != before[name]}
+    assert changed == {"server.crt", "server.key"} and mode(tmp_path / "server.key") == 0o600
+    assert trusts(key.ca_certificate, tmp_path) and "10.0.0.1" in keys.certified_hosts(tmp_path)
+    assert left(tmp_path) == 365
+    fedseal("keys", "renew", tmp_path, "--days", 3650)
+    assert left(tmp_path) == 400  # the certificate of the CA ends then
+    (tmp_path / "server.key").write_bytes(before["server.key"][0])  # as if the command had been killed
+    fedseal("keys", "renew", tmp_path)
+    assert trusts(key.ca_certificate, tmp_path)
+
+
+def test_a_renewed_ca_is_in_the_clients_new_files(tmp_path: Path, fedseal: Command) -> None:
+    files = keys.create_keys(tmp_path, ["10.0.0.1"], ["a", "b"], days=20)
+    old = keys.read_client_key(files[0])
+    assert fedseal("keys", "renew", tmp_path, "--ca").code == 0
+    new = keys.read_client_key(files[0])
+    assert new.public == old.public and new.ca_certificate == (tmp_path / "ca.crt").read_bytes()
+    assert new.ca_certificate != old.ca_certificate and keys.warn_of_expiry(tmp_path) == ""
+    assert trusts(new.ca_certificate, tmp_path) and trusts(old.ca_certificate, tmp_path)
+
+
+def test_renewal_needs_the_key_of_the_ca(tmp_path: Path, fedseal: Command) -> None:
+    keys.create_keys(tmp_path / "keys", [], ["a"])
+    keys.create_keys(tmp_path / "other", [], [])
+    (tmp_path / "keys" / "ca.key").unlink()
+    before = contents(tmp_path)
+    fedseal("keys", "renew", tmp_path / "keys").refuses("ca.key, which signs certificates: copy it back")
+    fedseal("keys", "renew", tmp_path / "keys", "--ca", "--client", "a").refuses("either --ca or --client")
+    assert contents(tmp_path) == before
+    (tmp_path / "other" / "ca.key").rename(tmp_path / "keys" / "ca.key")
+    fedseal("keys", "renew", tmp_path / "keys").refuses("ca.crt and ca.key", "do not belong together")
+
+
+def test_a_clients_key_is_renewed_and_revoked(tmp_path: Path, fedseal: Command) -> None:
+    files = keys.create_keys(tmp_path, [], ["a", "b"])
+    old = keys.read_client_key(files[0])
+    assert (
+        f"{files[0]}: give this file to client a only"
+        in fedseal("keys", "renew", tmp_path, "--client", "a").out
+    )
+    new = keys.read_client_key(files[0])
+    assert keys.read_registered(tmp_path)["a"] == new.public != old.public
+    assert fedseal("keys", "revoke", tmp_path, "a").code == 0
+    assert list(keys.read_registered(tmp_path)) == ["b"] and not files[0].exists()
+    assert (tmp_path / "revoked" / "a.pub").exists()
+    for command in ("revoke", "renew"):
+        words = ("--client", "a") if command == "renew" else ("a",)
+        fedseal("keys", command, tmp_path, *words).refuses("has no client 'a': its clients are b")
+    assert fedseal("keys", "add-client", tmp_path, "a").code == 0  # another machine of that name

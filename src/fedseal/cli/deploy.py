@@ -1,6 +1,7 @@
-"""The commands of a deployment: keys, serve and join."""
+"""The commands of a deployment: serve and join."""
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,6 +9,7 @@ import click
 import typer
 from rich.console import Console
 
+from fedseal.cli import keys as cli_keys
 from fedseal.cli.common import (
     PRESET_HELP,
     Assignments,
@@ -44,63 +46,11 @@ else:
     consent = LazyModule("fedseal.engines.flower.consent")
     run_folder = LazyModule("fedseal.storage.run_folder")
 
-keys_app = typer.Typer(
-    no_args_is_help=True,
-    help="Create the keys of a deployment.",
-    epilog="Example:  fedseal keys init keys --host server.example --client north --client south",
-)
-
-KeysFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of all keys.")]
-
 
 def add_to(app: typer.Typer) -> None:
     """Adds these commands to the command line."""
-    app.add_typer(keys_app, name="keys")
     app.command(epilog="Example:  fedseal serve folders --labels labels --keys keys --host 0.0.0.0")(serve)
     app.command(epilog="Example:  fedseal join server.example:8000 --images photos --key north.key")(join)
-
-
-@keys_app.command("init", epilog="Example:  fedseal keys init keys --host 10.0.0.1 --client north")
-def keys_init(
-    folder: KeysFolder,
-    host: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="HOST",
-            help="Name or address by which clients reach the server, besides localhost. Repeatable.",
-        ),
-    ] = None,
-    client: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Name of a client. Repeatable.")
-    ] = None,
-) -> None:
-    """Create a CA, the server's certificate, and a key pair for each client.
-
-    Give each client its file DIR/clients/NAME.key. 'fedseal serve' needs the folder.
-    """
-    _print_files(deploy_keys.create_keys(folder, host or [], client or []), folder)
-    if host:
-        typer.echo(f"clients reach the server as {', '.join(host)} or localhost")
-    else:
-        typer.echo(
-            "The server's certificate is for localhost only. For clients on other machines, create the keys"
-            " in another folder with --host and the server's name or address."
-        )
-
-
-@keys_app.command("add-client", epilog="Example:  fedseal keys add-client keys west")
-def keys_add_client(
-    folder: KeysFolder,
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of the new clients.")],
-) -> None:
-    """Create key pairs for more clients. They can take part in runs that start afterwards."""
-    _print_files(deploy_keys.add_clients(folder, names), folder)
-
-
-def _print_files(files: list[Path], folder: Path) -> None:
-    typer.echo(f"{folder}: keep this folder secret")
-    for file in files:
-        typer.echo(f"{file}: give this file to client {file.stem} only")
 
 
 @continue_by(lambda: "Continue with the same command and --resume.")
@@ -227,7 +177,15 @@ def join(
         Path, typer.Option(metavar="DIR", help="This client's images, in any subfolders. They stay here.")
     ],
     key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="NAME.key that 'fedseal keys' created.")
+        Path | None,
+        typer.Option(metavar="FILE", help="NAME.key that 'fedseal keys' created; '-' or /dev/fd/N: a pipe."),
+    ] = None,
+    passphrase_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help=f"File with the passphrase of the key. Default: {cli_keys.PASSPHRASE}, or you are asked.",
+        ),
     ] = None,
     memory: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder for what this client remembers between rounds.")
@@ -310,7 +268,7 @@ def join(
     for file in (method, network, weights):
         if file and not file.is_file():
             raise UserError(f"There is no file {file}: give a copy of the server's file.")
-    client_key = deploy_keys.read_client_key(key) if key else None
+    client_key = _read_key(key, passphrase_file) if key else None
     files = client_app.OwnFiles(*(str(file.resolve()) if file else "" for file in (method, network, weights)))
     allowed = consent.parse_consent(parse_assignments(limit), only or [], share_counts)
     if insecure:
@@ -322,3 +280,15 @@ def join(
         server, images, memory, name or "", client_key, files, device, threads or 0, allowed
     )
     client.join(wait, messages.info)
+
+
+def _read_key(file: Path, passphrase_file: Path | None) -> "deploy_keys.ClientKey":
+    key = deploy_keys.read_client_key(
+        file, lambda: cli_keys.find_passphrase(passphrase_file, f"passphrase of {file}")
+    )
+    if key.expiry - datetime.now(UTC) < deploy_keys.SOON:
+        messages.warning(
+            "the certificate in %s expires on %s: ask for a new file, from 'fedseal keys renew --ca'",
+            *(file, f"{key.expiry:%Y-%m-%d}"),
+        )
+    return key

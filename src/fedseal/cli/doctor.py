@@ -5,15 +5,13 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.markup import escape
 
-from fedseal.cli.common import console
+from fedseal.cli.common import console, escape
 from fedseal.errors import UserError
 from fedseal.system.lazy import LazyModule
 from fedseal.system.ports import check_port
@@ -33,7 +31,6 @@ else:
 
 GB = 1e9
 DEFAULT_PORT = 8000  # of `fedseal serve`
-SOON_DAYS = 30  # before a certificate expires
 NEEDED_MEMORY, GOOD_MEMORY = 0.5 * GB, 2 * GB
 NEEDED_DISK, GOOD_DISK = 0.1 * GB, 2 * GB  # the largest data set takes some 300 MB
 
@@ -166,15 +163,16 @@ def find_keys(folder: Path) -> Iterator[Finding]:
     try:
         hosts = deploy_keys.certified_hosts(folder)
         deploy_keys.check_dates(folder)
+        deploy_keys.check_secrets(folder)
         until = deploy_keys.expiry(folder)
         names = deploy_keys.read_registered(folder)
     except UserError as error:
         yield "fail", "keys", str(error)
         return
-    days = (until - datetime.now(UTC)).days
-    text = f"valid until {until:%Y-%m-%d} for {', '.join(hosts)}"
-    advice = "; create new ones in time with 'fedseal keys init'"
-    yield ("ok", "certificates", text) if days >= SOON_DAYS else ("note", "certificates", text + advice)
+    if warning := deploy_keys.warn_of_expiry(folder):
+        yield "note", "certificates", warning
+    else:
+        yield "ok", "certificates", f"valid until {until:%Y-%m-%d} for {', '.join(hosts)}"
     yield "ok", "client keys", ", ".join(names)
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fedseal.cli import data, deploy, doctor, reproduce, runs, train
+from fedseal.cli import data, deploy, doctor, keys, reproduce, runs, train
 from fedseal.errors import UserError
 from fedseal.system import logs
 from fedseal.system.crash import EXIT_CODE, describe_crash, is_out_of_memory
@@ -46,6 +46,7 @@ app.command(epilog="Example:  fedseal predict runs/demo-seed0 shoe.png shirt.jpg
 app.command(epilog="Example:  fedseal export runs/demo-seed0 --format onnx --out model")(runs.export)
 app.add_typer(data.app, name="data")
 app.command(epilog="Example:  fedseal reproduce table-fmnist-lenet --seeds 3 --jobs 2")(reproduce.reproduce)
+app.add_typer(keys.app, name="keys")
 deploy.add_to(app)
 app.command(epilog="Example:  fedseal doctor --keys keys --port 8000")(doctor.doctor)
 

@@ -13,7 +13,6 @@ from typing import Self
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Error, Message
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import ErrorCode
@@ -88,7 +87,7 @@ class Connection:
     ) -> None:
         self.server, self.key, self.wait, self.notify, self.consent = server, key, wait, notify, consent
         verify = ssl.create_default_context(cadata=key.ca_certificate.decode()) if key else True
-        private = _read_private_key(key) if key else ec.generate_private_key(ec.SECP384R1())
+        private = key.private if key else ec.generate_private_key(ec.SECP384R1())
         self._public = public_key_to_bytes(private.public_key())
         self._fleet = FleetHttpClient(
             f"http{'s' if key else ''}://{server}",
@@ -290,9 +289,3 @@ class Connection:
         if self._told != obstacle.status:
             self._told = obstacle.status
             self.notify(obstacle.status)
-
-
-def _read_private_key(key: ClientKey) -> ec.EllipticCurvePrivateKey:
-    private = load_ssh_private_key(key.file.read_bytes(), None)
-    assert isinstance(private, ec.EllipticCurvePrivateKey)  # as checked when the file was first read
-    return private

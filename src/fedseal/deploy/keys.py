@@ -1,24 +1,23 @@
 """The keys of a deployment: a CA, the server's certificate, and a key pair for each client.
 
-DIR/ca.crt, ca.key            the CA that clients trust; ca.key is used only when the folder is created
+DIR/ca.crt, ca.key            the CA that clients trust; ca.key signs the server's certificate
 DIR/server.crt, server.key    the server's certificate and private key
 DIR/clients/NAME.pub          the public key of a client; only clients with such a file may take part
 DIR/clients/NAME.key          the file for that client: its private key and ca.crt
+DIR/revoked/NAME.pub          the public key of a former client
 """
 
-import ipaddress
-import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
     Encoding,
     NoEncryption,
     PrivateFormat,
@@ -27,49 +26,92 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
     load_ssh_public_key,
 )
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedseal.deploy import certificates
 from fedseal.errors import UserError
-from fedseal.system.files import cannot_write, read_file
+from fedseal.system.files import cannot_write, read_file, write_atomic
+from fedseal.system.secret_files import check_secret, read_secret
 
-VALIDITY = timedelta(days=3650)
-LOOPBACK = ("localhost", "127.0.0.1", "::1")  # the server's own programs use these addresses
-CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
+DAYS, MAX_DAYS = 365, 3650  # for which certificates are valid: by default, and at most
+SOON = timedelta(days=30)  # before a certificate expires
+PEM_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
+PEM_ENCRYPTED = b"-----BEGIN ENCRYPTED PRIVATE KEY-----"
 
 
-def create_keys(folder: Path, hosts: Iterable[str], clients: Iterable[str]) -> list[Path]:
-    """Creates all keys of a deployment and returns the clients' files. It overwrites nothing."""
-    if (folder / "ca.crt").exists() or (folder / "ca.key").exists():
+def create_keys(
+    folder: Path, hosts: Iterable[str], clients: Iterable[str], days: int = DAYS, passphrase: bytes = b""
+) -> list[Path]:
+    """Creates all keys of a deployment and returns the clients' files. It overwrites nothing.
+
+    The certificates are valid for this number of days. With a passphrase, the clients' files are encrypted.
+    """
+    if any((folder / name).exists() for name in ("ca.crt", "ca.key", "server.crt", "server.key")):
         raise UserError(f"{folder} already holds keys: add clients with 'fedseal keys add-client'.")
     clients = _check_names(clients)
-    names = [_alternative_name(host) for host in dict.fromkeys((*hosts, *LOOPBACK))]
-    ca_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    ca = _certificate("fedseal CA", ca_key, "fedseal CA", ca_key, names=None)
-    _write(folder / "ca.key", _pem(ca_key), secret=True)
-    _write(folder / "ca.crt", ca.public_bytes(Encoding.PEM))
-    server = _certificate("fedseal server", server_key, "fedseal CA", ca_key, names=names)
-    _write(folder / "server.key", _pem(server_key), secret=True)
-    _write(folder / "server.crt", server.public_bytes(Encoding.PEM))
-    (folder / "clients").mkdir(exist_ok=True)
-    return add_clients(folder, clients)
+    ca_key, server_key = certificates.new_key(), certificates.new_key()
+    ca = certificates.certify_ca(ca_key, days)
+    server = certificates.certify_server(server_key.public_key(), hosts, days, ca, ca_key)
+    files = {"ca.key": _pem(ca_key), "ca.crt": _pem(ca), "server.key": _pem(server_key)}
+    for name, content in (files | {"server.crt": _pem(server)}).items():
+        _write(folder / name, content)
+    return add_clients(folder, clients, passphrase)
 
 
-def add_clients(folder: Path, clients: Iterable[str]) -> list[Path]:
+def add_clients(folder: Path, clients: Iterable[str], passphrase: bytes = b"") -> list[Path]:
     """Creates the keys of more clients and returns their files."""
     ca_certificate, names = _read(folder / "ca.crt"), _check_names(clients)
     for name in names:
         if (folder / "clients" / f"{name}.pub").exists():
-            raise UserError(f"{folder} already has a client '{name}': use another name, or delete its files.")
-    return [_add_client(folder / "clients", name, ca_certificate) for name in names]
+            raise UserError(f"{folder} already has a client '{name}': use another name, or revoke it first.")
+        if (file := folder / "clients" / f"{name}.key").exists():
+            raise UserError(f"{file} exists, and keys are never overwritten: move it away first.")
+    return [_write_client(folder, name, ca_certificate, passphrase) for name in names]
 
 
-def _add_client(folder: Path, name: str, ca_certificate: bytes) -> Path:
-    key = ec.generate_private_key(ec.SECP384R1())
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    _write(folder / f"{name}.key", private + ca_certificate, secret=True)
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    _write(folder / f"{name}.pub", public + b" " + name.encode() + b"\n")
-    return folder / f"{name}.key"
+def renew_client(folder: Path, name: str, passphrase: bytes = b"") -> Path:
+    """Replaces the key of a client, and returns its file. The former key is no longer accepted."""
+    _require_client(folder, name)
+    return _write_client(folder, name, _read(folder / "ca.crt"), passphrase)
+
+
+def revoke_client(folder: Path, name: str) -> None:
+    """Excludes a client, also from a run that is going on."""
+    public = _require_client(folder, name)
+    try:
+        (folder / "revoked").mkdir(mode=0o700, exist_ok=True)
+        public.replace(folder / "revoked" / public.name)
+        public.with_suffix(".key").unlink(missing_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+
+
+def renew_server(folder: Path, days: int = DAYS) -> datetime:
+    """Replaces the server's key and certificate, and returns when the new one expires.
+
+    Clients need nothing new, since the CA stays the same.
+    """
+    ca, ca_key = _load_ca(folder)
+    hosts = certificates.certified_hosts(_certificate(folder / "server.crt"))
+    key = certificates.new_key()
+    server = certificates.certify_server(key.public_key(), hosts, days, ca, ca_key)
+    _write(folder / "server.key", _pem(key))
+    _write(folder / "server.crt", _pem(server))
+    return server.not_valid_after_utc
+
+
+def renew_ca(folder: Path, days: int = DAYS) -> list[Path]:
+    """Replaces the certificates of the CA and the server, and returns the clients' files with the new CA's.
+
+    The CA keeps its key, so that clients with the former file accept the server until that one's CA expires.
+    """
+    _, ca_key = _load_ca(folder)
+    certificate = _pem(certificates.certify_ca(ca_key, days))
+    _write(folder / "ca.crt", certificate)
+    renew_server(folder, days)
+    files = sorted((folder / "clients").glob("*.key"))
+    for file in files:
+        _write(file, read_secret(file).partition(PEM_CERTIFICATE)[0] + certificate)
+    return files
 
 
 def read_registered(folder: Path) -> dict[str, bytes]:
@@ -77,78 +119,106 @@ def read_registered(folder: Path) -> dict[str, bytes]:
     files = sorted((folder / "clients").glob("*.pub"), key=lambda path: path.stem)
     if not files:
         raise UserError(f"{folder} has no client keys: add clients with 'fedseal keys add-client {folder}'.")
-    registered = {}
-    for path in files:
-        try:
-            key = load_ssh_public_key(_read(path))
-            if not isinstance(key, ec.EllipticCurvePublicKey):
-                raise TypeError("another kind of key")
-        except Exception as error:
-            raise UserError(
-                f"{path} is not a client's public key: delete it, or create a new one."
-            ) from error
-        registered[path.stem] = _public_bytes(key)
-    return registered
+    return {path.stem: read_public_key(path) for path in files}
+
+
+def read_public_key(path: Path) -> bytes:
+    """A client's public key in Flower's form."""
+    try:
+        key = load_ssh_public_key(_read(path))
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise TypeError("another kind of key")
+    except Exception as error:
+        raise UserError(f"{path} is not a client's public key: delete it, or create a new one.") from error
+    return _public_bytes(key)
 
 
 @dataclass(frozen=True)
 class ClientKey:
-    """The file that a client was given, with its public key and the CA's certificate."""
+    """The content of the file that a client was given: its private key, and the CA's certificate."""
 
-    file: Path
-    public: bytes
+    private: ec.EllipticCurvePrivateKey = field(repr=False)
     ca_certificate: bytes
 
+    @property
+    def public(self) -> bytes:
+        """The public key in Flower's form."""
+        return _public_bytes(self.private.public_key())
 
-def read_client_key(file: Path) -> ClientKey:
-    """Reads the file that a client was given."""
-    private, marker, rest = _read(file).partition(CERTIFICATE)
+    @property
+    def expiry(self) -> datetime:
+        """When the CA's certificate expires."""
+        return x509.load_pem_x509_certificate(self.ca_certificate).not_valid_after_utc
+
+
+def read_client_key(file: Path, ask_passphrase: Callable[[], bytes] | None = None) -> ClientKey:
+    """Reads the file that a client was given; `ask_passphrase` is called if it is encrypted."""
     try:
-        key = load_ssh_private_key(private, None)
+        private, marker, rest = read_secret(file).partition(PEM_CERTIFICATE)
+    except OSError as error:
+        raise UserError(f"Cannot read {file} ({error.strerror}): give the client's key file.") from error
+    encrypted = private.lstrip().startswith(PEM_ENCRYPTED)
+    passphrase = ask_passphrase() if encrypted and ask_passphrase else None
+    try:
+        load = load_pem_private_key if encrypted else load_ssh_private_key
+        key = load(private, passphrase)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise TypeError("another kind of key")
         x509.load_pem_x509_certificate(marker + rest)
     except Exception as error:
+        if encrypted:
+            raise UserError(f"The passphrase does not open {file}: give the right one.") from error
         raise UserError(
             f"{file} is not a client's key: give the file clients/NAME.key that 'fedseal keys' created."
         ) from error
-    return ClientKey(file, _public_bytes(key.public_key()), marker + rest)
+    return ClientKey(key, marker + rest)
+
+
+def check_secrets(folder: Path) -> None:
+    """Raises if other users can read one of the private keys."""
+    for file in (folder / "ca.key", folder / "server.key", *sorted((folder / "clients").glob("*.key"))):
+        if file.exists():
+            check_secret(file)
 
 
 def certified_hosts(folder: Path) -> list[str]:
     """The hosts for which the server's certificate is valid; raises if the files do not belong together."""
     try:
-        certificate = x509.load_pem_x509_certificate(_read(folder / "server.crt"))
+        certificate = _certificate(folder / "server.crt")
         key = load_pem_private_key(_read(folder / "server.key"), None)
-        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(_read(folder / "ca.crt")))
+        certificate.verify_directly_issued_by(_certificate(folder / "ca.crt"))
         if key.public_key() != certificate.public_key():
             raise ValueError("another certificate's key")
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return certificates.certified_hosts(certificate)
     except (ValueError, TypeError, x509.ExtensionNotFound, InvalidSignature) as error:
         raise UserError(
             f"ca.crt, server.crt and server.key in {folder} do not belong together, or one is damaged:"
-            " restore them, or create keys in a new folder."
+            f" restore them, run 'fedseal keys renew {folder}', or create keys in a new folder."
         ) from error
-    return [str(name.value) for name in names]
 
 
 def expiry(folder: Path) -> datetime:
     """When the first of the deployment's certificates expires."""
-    certificates = [x509.load_pem_x509_certificate(_read(folder / name)) for name in ("ca.crt", "server.crt")]
-    return min(certificate.not_valid_after_utc for certificate in certificates)
+    return min(_certificate(folder / name).not_valid_after_utc for name in ("ca.crt", "server.crt"))
+
+
+def warn_of_expiry(folder: Path) -> str:
+    """What to do if a certificate expires within 30 days; otherwise empty."""
+    for file, how in _renewals(folder).items():
+        last = _certificate(file).not_valid_after_utc
+        if last - datetime.now(UTC) < SOON:
+            return f"the certificate {file} expires on {last:%Y-%m-%d}: {how}"
+    return ""
 
 
 def check_dates(folder: Path) -> None:
     """Raises if one of the deployment's certificates has expired, or is not valid yet."""
     now = datetime.now(UTC)
-    for file in (folder / "ca.crt", folder / "server.crt"):
-        certificate = x509.load_pem_x509_certificate(_read(file))
+    for file, how in _renewals(folder).items():
+        certificate = _certificate(file)
         first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
         if now > last:
-            raise UserError(
-                f"The certificate {file} expired on {last:%Y-%m-%d}: create keys in a new folder with"
-                " 'fedseal keys init', and give each client its new key."
-            )
+            raise UserError(f"The certificate {file} expired on {last:%Y-%m-%d}: {how}.")
         if now < first:
             raise UserError(
                 f"The certificate {file} is valid only from {first:%Y-%m-%d}: check this machine's clock,"
@@ -156,61 +226,50 @@ def check_dates(folder: Path) -> None:
             )
 
 
+def _renewals(folder: Path) -> dict[Path, str]:
+    """The certificates, and how to renew each of them."""
+    return {
+        folder / "ca.crt": f"run 'fedseal keys renew {folder} --ca', and give each client its new file",
+        folder / "server.crt": f"run 'fedseal keys renew {folder}'",
+    }
+
+
+def _load_ca(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    if not (folder / "ca.key").exists():
+        raise UserError(f"There is no {folder / 'ca.key'}, which signs certificates: copy it back for this.")
+    try:
+        certificate = _certificate(folder / "ca.crt")
+        key = load_pem_private_key(read_secret(folder / "ca.key"), None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+            raise ValueError("another CA's key")
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(
+            f"ca.crt and ca.key in {folder} do not belong together, or one is damaged: restore them."
+        ) from error
+    return certificate, key
+
+
+def _certificate(file: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(_read(file))
+
+
 def _public_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
     """A public key in the form that Flower sends and stores."""
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-def _certificate(
-    subject: str,
-    key: ec.EllipticCurvePrivateKey,
-    issuer: str,
-    issuer_key: ec.EllipticCurvePrivateKey,
-    names: list[x509.GeneralName] | None,
-) -> x509.Certificate:
-    """A server's certificate for these hosts, or a CA's certificate without any."""
-    ca, now = names is None, datetime.now(UTC)
-    usage = x509.KeyUsage(
-        digital_signature=not ca,
-        key_cert_sign=ca,
-        crl_sign=ca,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
-        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))  # the machines' clocks differ
-        .not_valid_after(now + VALIDITY)
-        .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False
-        )
-    )
-    if names is not None:
-        server = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
-        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        builder = builder.add_extension(server, critical=False)
-    return builder.sign(issuer_key, hashes.SHA384())
-
-
-def _alternative_name(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        pass
-    if not re.fullmatch(r"(?!-)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*", host) or len(host) > 253:
-        raise UserError(f"--host takes the name or address by which clients reach the server, not '{host}'.")
-    return x509.DNSName(host)
+def _write_client(folder: Path, name: str, ca_certificate: bytes, passphrase: bytes) -> Path:
+    key = certificates.new_key()
+    private, public = folder / "clients" / f"{name}.key", folder / "clients" / f"{name}.pub"
+    if passphrase:
+        encryption = BestAvailableEncryption(passphrase)
+        content = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
+    else:
+        content = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    _write(private, content + ca_certificate)
+    line = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    _write(public, line + b" " + name.encode() + b"\n")
+    return private
 
 
 def _check_names(clients: Iterable[str]) -> list[str]:
@@ -225,8 +284,18 @@ def _check_names(clients: Iterable[str]) -> list[str]:
     return names
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+def _require_client(folder: Path, name: str) -> Path:
+    """The public key file of a client, which must be registered."""
+    registered = read_registered(folder)
+    if name not in registered:
+        raise UserError(f"{folder} has no client '{name}': its clients are {', '.join(registered)}.")
+    return folder / "clients" / f"{name}.pub"
+
+
+def _pem(item: ec.EllipticCurvePrivateKey | x509.Certificate) -> bytes:
+    if isinstance(item, x509.Certificate):
+        return item.public_bytes(Encoding.PEM)
+    return item.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def _read(path: Path) -> bytes:
@@ -238,14 +307,6 @@ def _read(path: Path) -> bytes:
         ) from error
 
 
-def _write(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Creates a file; only its owner can ever read a secret one."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
-        with os.fdopen(number, "wb") as file:
-            file.write(content)
-    except FileExistsError:
-        raise UserError(f"{path} exists, and keys are never overwritten: move it away first.") from None
-    except OSError as error:
-        raise cannot_write(path, error) from error
+def _write(path: Path, content: bytes) -> None:
+    """Writes a file in a folder that only its owner can read."""
+    write_atomic(path, content, private=True)

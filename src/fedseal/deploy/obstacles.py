@@ -92,8 +92,8 @@ def _invalid_certificate(server: str, error: ssl.SSLCertVerificationError) -> Us
     if error.verify_code in (EXPIRED, NOT_YET_VALID):
         why = "has expired" if error.verify_code == EXPIRED else "is not valid yet"
         return UserError(
-            f"The certificate of {server} {why}: check this machine's clock. If it is right, create new keys"
-            " on the server with 'fedseal keys init', and give each client its new key."
+            f"The certificate of {server} {why}: check this machine's clock. If it is right, run"
+            " 'fedseal keys renew DIR --ca' on the server, and give each client its new file."
         )
     return UserError(
         f"{server} is not the server that this key is for: its certificate is from another CA or for another"

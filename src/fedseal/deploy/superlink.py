@@ -29,6 +29,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedseal.deploy import keys
+from fedseal.deploy.certificates import LOOPBACK
 from fedseal.deploy.grid import SafeGrid
 from fedseal.deploy.guard import admit_clients
 from fedseal.deploy.programs import Notify, SuperLink, flower_home, guard_file
@@ -85,6 +86,7 @@ class Endpoint:
         if self.keys:
             hosts = keys.certified_hosts(self.keys)
             keys.check_dates(self.keys)
+            keys.check_secrets(self.keys)
             if self.host not in (*ANY_ADDRESS, *hosts):
                 raise UserError(
                     f"The certificate in {self.keys} is not valid for {self.host}: create keys in a new"
@@ -94,10 +96,12 @@ class Endpoint:
         check_port(self.host, self.port)
 
     def warn(self) -> None:
-        """Warns if the server listens to other machines, but none of them will accept its certificate."""
+        """Warns if a certificate expires soon, or if no other machine will accept it."""
+        if self.keys and (warning := keys.warn_of_expiry(self.keys)):
+            log.warning("%s", warning)
         if not self.keys or self.host not in ANY_ADDRESS:
             return
-        if set(keys.certified_hosts(self.keys)) <= set(keys.LOOPBACK):
+        if set(keys.certified_hosts(self.keys)) <= set(LOOPBACK):
             log.warning(
                 "the certificate in %s is for localhost only, so clients on other machines will refuse it:"
                 " create keys in a new folder with 'fedseal keys init NEW --host HOST'",

@@ -1,0 +1,101 @@
+"""X.509 certificates of a deployment: a CA's, and the server's, which the CA has signed."""
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedseal.errors import UserError
+
+CA_NAME, SERVER_NAME = "fedseal CA", "fedseal server"
+LOOPBACK = ("localhost", "127.0.0.1", "::1")  # the server's own programs use these addresses
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def certify_ca(key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:
+    """A CA's certificate, signed with its own key."""
+    return _certify(CA_NAME, key.public_key(), key, _end(days), hosts=None)
+
+
+def certify_server(
+    key: ec.EllipticCurvePublicKey,
+    hosts: Iterable[str],
+    days: int,
+    ca: x509.Certificate,
+    ca_key: ec.EllipticCurvePrivateKey,
+) -> x509.Certificate:
+    """A server's certificate for some hosts. It ends with that of its CA, or earlier."""
+    end = min(_end(days), ca.not_valid_after_utc)
+    names = [alternative_name(host) for host in dict.fromkeys((*hosts, *LOOPBACK))]
+    return _certify(SERVER_NAME, key, ca_key, end, hosts=names)
+
+
+def certified_hosts(certificate: x509.Certificate) -> list[str]:
+    """The hosts that a server's certificate is for."""
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [str(name.value) for name in names]
+
+
+def alternative_name(host: str) -> x509.GeneralName:
+    """A name or an address in the form of certificates."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    if not re.fullmatch(r"(?!-)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*", host) or len(host) > 253:
+        raise UserError(f"--host takes the name or address by which clients reach the server, not '{host}'.")
+    return x509.DNSName(host)
+
+
+def _end(days: int) -> datetime:
+    return datetime.now(UTC) + timedelta(days=days)
+
+
+def _certify(
+    subject: str,
+    key: ec.EllipticCurvePublicKey,
+    ca_key: ec.EllipticCurvePrivateKey,
+    end: datetime,
+    hosts: list[x509.GeneralName] | None,
+) -> x509.Certificate:
+    """A server's certificate for these hosts, or a CA's certificate without any."""
+    ca = hosts is None
+    usage = x509.KeyUsage(
+        digital_signature=not ca,
+        key_cert_sign=ca,
+        crl_sign=ca,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, CA_NAME)]))
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(datetime.now(UTC) - timedelta(days=1))  # the machines' clocks differ
+        .not_valid_after(end)
+        .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
+        )
+    )
+    if hosts is not None:
+        server = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+        builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+        builder = builder.add_extension(server, critical=False)
+    return builder.sign(ca_key, hashes.SHA384())
