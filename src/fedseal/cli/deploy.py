@@ -1,7 +1,6 @@
 """The commands of a deployment: serve and join."""
 
 import re
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -286,7 +285,7 @@ def _read_key(file: Path, passphrase_file: Path | None) -> "deploy_keys.ClientKe
     key = deploy_keys.read_client_key(
         file, lambda: cli_keys.find_passphrase(passphrase_file, f"passphrase of {file}")
     )
-    if key.expiry - datetime.now(UTC) < deploy_keys.SOON:
+    if deploy_keys.is_soon(key.expiry):
         messages.warning(
             "the certificate in %s expires on %s: ask for a new file, from 'fedseal keys renew --ca'",
             *(file, f"{key.expiry:%Y-%m-%d}"),

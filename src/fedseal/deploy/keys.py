@@ -202,11 +202,16 @@ def expiry(folder: Path) -> datetime:
     return min(_certificate(folder / name).not_valid_after_utc for name in ("ca.crt", "server.crt"))
 
 
+def is_soon(expiry: datetime) -> bool:
+    """True if a certificate that is still valid expires within 30 days."""
+    return timedelta(0) < expiry - datetime.now(UTC) < SOON
+
+
 def warn_of_expiry(folder: Path) -> str:
     """What to do if a certificate expires within 30 days; otherwise empty."""
     for file, how in _renewals(folder).items():
         last = _certificate(file).not_valid_after_utc
-        if last - datetime.now(UTC) < SOON:
+        if is_soon(last):
             return f"the certificate {file} expires on {last:%Y-%m-%d}: {how}"
     return ""
 
