@@ -9,9 +9,11 @@ import json
 import statistics
 from collections.abc import Iterator
 from datetime import date
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from bench.page import write_block
 from fedseal import weights
 from fedseal.config.load import load_config
 from fedseal.core import Packet
@@ -28,10 +30,10 @@ from fedseal.training.evaluate import Evaluator
 
 RESULTS = Path("results/bench/attacks.json")
 LAST = 5  # rounds
-COMMON = {"data.images_per_client": 400, "client.epochs": 2, "engine.workers": 1, "engine.min_replies": 0}
+COMMON = {"client.epochs": 1, "engine.workers": 1, "engine.min_replies": 0}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "A": {"rounds": 12},
-    "B": {"rounds": 18, "data.labels": 200, "client.lr": 0.02, "client.decay": 1.0, "server.epochs": 2},
+    "A": {"rounds": 10},
+    "B": {"rounds": 12, "data.labels": 200, "client.lr": 0.02, "client.decay": 1.0},
 }
 RULES: dict[str, dict[str, Any]] = {
     "mean": {"aggregate.gate": 0},
@@ -42,7 +44,8 @@ RULES: dict[str, dict[str, Any]] = {
     "multi-krum": {"aggregate.rule": "multi-krum"},
     "fltrust": {"aggregate.rule": "fltrust"},
 }
-SAFE = ("mean", "mean, gate")  # for these, three seeds
+COMPARED = ("mean", "mean, gate")  # these with one, two and three malicious clients
+DEFAULT = "mean, gate"  # and this one with three seeds
 ATTACKS: dict[str, dict[str, Any]] = {
     "scale × 50": {"simulate.attack": "scale", "simulate.strength": 50},
     "sign flip × 10": {"simulate.attack": "sign-flip", "simulate.strength": 10},
@@ -54,22 +57,22 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "class swap × 1": {"simulate.attack": "class-swap", "simulate.strength": 1},
     "nan": {"simulate.attack": "nan"},
 }
-NUMBERS, SEEDS = (1, 2, 3), 3
+SEEDS = 3
 Key = tuple[str, int, str, str, int]  # setting, seed, rule, attack, malicious clients
 
 
 def keys() -> Iterator[Key]:
-    """All runs: first those of seed 0 with two malicious clients."""
-    places = [(s, r) for s in SETTINGS for r in RULES]
+    """All runs, the most important ones first."""
     for seed in range(SEEDS):
-        for setting, rule in places:
-            if seed == 0 or rule in SAFE:
-                yield setting, seed, rule, "none", 0
-        for number in (2, 1, 3):
-            for setting, rule in places:
-                if seed == 0 or rule in SAFE:
-                    for attack in ATTACKS:
-                        yield setting, seed, rule, attack, number
+        for setting in SETTINGS:
+            yield setting, seed, "mean", "none", 0
+            yield setting, seed, DEFAULT, "none", 0
+            yield from ((setting, seed, DEFAULT, attack, 2) for attack in ATTACKS)
+    for setting, rule in product(SETTINGS, RULES):
+        yield setting, 0, rule, "none", 0
+        yield from ((setting, 0, rule, attack, 2) for attack in ATTACKS)
+    for number, setting, rule, attack in product((1, 3), SETTINGS, COMPARED, ATTACKS):
+        yield setting, 0, rule, attack, number
 
 
 class Start:
@@ -126,6 +129,46 @@ def main() -> None:
         print(f"{name}: {value}", flush=True)
         found |= {"date": str(date.today()), "versions": versions(), "cores": cores()}
         write_atomic(RESULTS, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    write_block("attacks", tables(found))
+
+
+def tables(found: dict[str, Any]) -> list[str]:
+    """The results as tables in Markdown."""
+    runs = found["runs"]
+
+    def show(setting: str, rule: str, attack: str, number: int, seeds: int = 1) -> str:
+        names = [f"{setting}/{seed}/{rule}/{attack}/{number}" for seed in range(seeds)]
+        if not all(name in runs for name in names):
+            return "–"
+        values = [runs[name] for name in names]
+        return "ends" if None in values else f"{statistics.mean(values):.1f}"
+
+    lines: list[str] = []
+    for setting in SETTINGS:
+        lines += [
+            f"| {setting}: two of ten malicious | {' | '.join(RULES)} |",
+            "|---|" + "---:|" * len(RULES),
+        ]
+        for attack, number in [("none", 0), *((attack, 2) for attack in ATTACKS)]:
+            cells = [show(setting, rule, attack, number) for rule in RULES]
+            lines.append(f"| {attack} | {' | '.join(cells)} |")
+        lines.append("")
+    heads = [f"{setting}, {number} of 10" for setting in SETTINGS for number in (1, 2, 3)]
+    lines += [f"| mean / mean with gate | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
+    for attack in ATTACKS:
+        pairs = [
+            " / ".join(show(setting, rule, attack, number) for rule in COMPARED)
+            for setting in SETTINGS
+            for number in (1, 2, 3)
+        ]
+        lines.append(f"| {attack} | {' | '.join(pairs)} |")
+    lines += ["", "| mean with gate, three seeds | A | B |", "|---|---:|---:|"]
+    plain = [show(setting, "mean", "none", 0, SEEDS) for setting in SETTINGS]
+    lines.append(f"| none, mean without gate | {' | '.join(plain)} |")
+    for attack, number in [("none", 0), *((attack, 2) for attack in ATTACKS)]:
+        cells = [show(setting, DEFAULT, attack, number, SEEDS) for setting in SETTINGS]
+        lines.append(f"| {attack}{', two of ten' if number else ''} | {' | '.join(cells)} |")
+    return [*lines, "", f"Measured on {found['date']} with fedseal {found['versions']['fedseal']}."]
 
 
 if __name__ == "__main__":
