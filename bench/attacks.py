@@ -38,11 +38,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 RULES: dict[str, dict[str, Any]] = {
     "mean": {"aggregate.gate": 0},
     "mean, gate": {"aggregate.gate": 3},
-    "clip": {"aggregate.rule": "clip"},
-    "median": {"aggregate.rule": "median"},
-    "trimmed mean": {"aggregate.rule": "trimmed-mean"},
-    "multi-krum": {"aggregate.rule": "multi-krum"},
-    "fltrust": {"aggregate.rule": "fltrust"},
+    "clip": {"aggregate.rule": "clip", "aggregate.gate": 0},
+    "median": {"aggregate.rule": "median", "aggregate.gate": 0},
+    "trimmed mean": {"aggregate.rule": "trimmed-mean", "aggregate.gate": 0},
+    "multi-krum": {"aggregate.rule": "multi-krum", "aggregate.gate": 0},
+    "fltrust": {"aggregate.rule": "fltrust", "aggregate.gate": 0},
 }
 COMPARED = ("mean", "mean, gate")  # these with one, two and three malicious clients
 DEFAULT = "mean, gate"  # and this one with three seeds
