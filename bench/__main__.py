@@ -14,7 +14,18 @@ from fedseal.system.environment import set_up_process
 from fedseal.system.files import write_atomic
 from fedseal.system.machine import cores, processor, versions
 
-PARTS = ("startup", "arithmetic", "augment", "predict", "folders", "round", "fleet", "flower", "methods")
+PARTS = (
+    "startup",
+    "arithmetic",
+    "augment",
+    "predict",
+    "folders",
+    "round",
+    "fleet",
+    "flower",
+    "methods",
+    "secure",
+)
 RESULTS = Path("results/bench/ratios.json")
 
 

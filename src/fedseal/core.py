@@ -192,6 +192,7 @@ class Method(Settings, ABC):
     also_uploads: ClassVar[tuple[str, ...]] = ()
     # Counts of which the server must know whether they are 0, even if clients keep their counts private.
     nonzero_counts: ClassVar[tuple[str, ...]] = ()
+    needs_single_replies: ClassVar[bool] = False  # if True, `collect` needs more than the sum of the replies
     uses_clients: ClassVar[bool] = True  # if False, the client settings do not affect the result
     strong_views: ClassVar[bool] = True  # if False, the strong augmentation does not affect the result
     titles: ClassVar[Mapping[str, str]] = {}  # how metrics are called in reports, e.g. {"positive": "D⁺"}
@@ -215,6 +216,10 @@ class Method(Settings, ABC):
     @abstractmethod
     def client_round(self, request: Packet, memory: Packet, client: Participant) -> tuple[Packet, Packet]:
         """Step 3, at a client: trains; returns the reply and the client's new memory."""
+
+    def takes_part(self, reply: Packet) -> bool:
+        """At a client: whether its model enters the average; its counts always do."""
+        return True
 
     @abstractmethod
     def collect(self, current: Round, state: Packet, replies: Mapping[int, Packet], server: Server) -> Packet:

@@ -20,6 +20,11 @@ def is_reserved(name: str) -> bool:
     return name in RESERVED or name.endswith(("accuracy", "_correct"))
 
 
+def is_count_name(name: str) -> bool:
+    """True for names that a client's counts may have."""
+    return re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,39}", name) is not None
+
+
 def check_reply(reply: Packet, request: Packet, method: Method) -> Problem | None:
     """The reason to leave a client out of a round. Nothing that a client sends raises an exception here."""
     try:
@@ -37,7 +42,7 @@ def find_problem(
     if len(counts) > MAX_COUNTS:
         return f"its reply contains {len(counts)} counts, more than {MAX_COUNTS}"
     for name, value in counts.items():
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,39}", name):
+        if not is_count_name(name):
             return "its reply contains a count with an invalid name (up to 40 letters, digits and '_')"
         if is_reserved(name):
             return f"its reply contains a count named '{name}', which is reserved for the server"

@@ -104,11 +104,12 @@ class Deployment:
         self.keys, self.run = processes.folder / "keys", processes.folder / "run"
         keys.create_keys(self.keys, ["127.0.0.1"], names)
 
-    def serve(self, *words: str, with_keys: bool = True) -> Process:
+    def serve(self, *words: str, with_keys: bool = True, program: Sequence[str] = FEDSEAL) -> Process:
         options = ["--labels", self.images / "server", "--test", self.images / "test"]
         options += ["--port", self.processes.port, "--out", self.run, "--wait", TIME_LIMIT]
         options += ["--keys", self.keys] if with_keys else []
-        return self.processes.start("serve", "folders", *options, *settings(self.settings), *words)
+        command = ("serve", "folders", *options, *settings(self.settings), *words)
+        return self.processes.start(*command, program=program)
 
     def join(
         self, name: str, *words: object, key: Path | None = None, program: Sequence[str] = FEDSEAL

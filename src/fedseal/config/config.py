@@ -18,6 +18,7 @@ from fedseal.config.sections import (
     DataSettings,
     EngineSettings,
     ModelSettings,
+    SecureSettings,
     ServerTrainingSettings,
     Settings,
     SimulateSettings,
@@ -61,6 +62,7 @@ class Config(Settings):
     client: TrainingSettings = Field(default_factory=TrainingSettings)
     aggregate: AggregateSettings = Field(default_factory=AggregateSettings)
     simulate: SimulateSettings = Field(default_factory=SimulateSettings)
+    secure: SecureSettings = Field(default_factory=SecureSettings)
     engine: EngineSettings = Field(default_factory=EngineSettings)
     options: dict[str, SerializeAsAny[Method]] = Field(
         default_factory=dict, description="the methods' own sections by name"

@@ -254,6 +254,29 @@ class SimulateSettings(Settings):
     )
 
 
+class SecureSettings(Settings):
+    """The `[secure]` section: secure aggregation, by which the server sees only the sum of the updates."""
+
+    enabled: bool = Field(
+        False, description="secure aggregation: the server learns the clients' sum, and no single update"
+    )
+    threshold: int = Field(
+        0,
+        ge=0,
+        description="clients that must stay until the end of a round; 0: two thirds of those asked, and at"
+        " least 2",
+    )
+    clip: float = Field(
+        16.0, gt=0, le=1e6, description="range of a weight's change in a round; larger ones are clipped"
+    )
+
+    @model_validator(mode="after")
+    def _check_threshold(self) -> Self:
+        if self.threshold == 1:
+            raise ValueError("threshold must be at least 2: the sum of one client hides nothing")
+        return self
+
+
 class EngineSettings(Settings):
     """The `[engine]` section: how a run is executed.
 

@@ -29,10 +29,13 @@ from fedseal.engines.flower import client_app
 from fedseal.engines.flower.consent import Consent
 from fedseal.engines.flower.engine import one_line
 from fedseal.engines.flower.task import END_OF_RUN, unpack, unpack_task
+from fedseal.engines.secure_client import KEYS, PHASE, SHARES, UNMASK
 from fedseal.errors import UserError
 from fedseal.storage.model_file import load
 from fedseal.system.files import cannot_write, make_private, write_atomic
 from fedseal.system.machine import find_device
+
+PHASES = {KEYS: "made keys", SHARES: "made shares of its secrets", UNMASK: "opened others' shares"}
 
 
 @dataclass(frozen=True)
@@ -149,11 +152,14 @@ def public_reason(error: Exception) -> str:
 def describe_round(request: bytes, reply: bytes, seconds: float) -> str:
     """One line about a round: what was received, what was done, what is sent."""
     received, sent = Packet.from_bytes(request), Packet.from_bytes(reply)
-    action = "trained" if received.trains else "updated its memory"
+    action = PHASES.get(
+        str(received.scalars.get(PHASE)), "trained" if received.trains else "updated its memory"
+    )
+    t = received.scalars.get("t", received.scalars.get("round", "?"))
     tensors = [f"{name} ({len(group)} tensors)" for name, group in sent.tensors.items()]
     scalars = [f"{name} = {value}" for name, value in sent.scalars.items()]
     return (
-        f"round {received.scalars.get('t', '?')}: received {_format_size(len(request))}, {action} in"
+        f"round {t}: received {_format_size(len(request))}, {action} in"
         f" {seconds:.1f} s, sends {_format_size(len(reply))}: {', '.join(tensors + scalars)}"
     )
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,7 +14,10 @@ from fedseal.engines import memory as memories
 from fedseal.engines.attack import forge, malicious_clients
 from fedseal.models import Network
 from fedseal.run_setup import RunSetup
+from fedseal.system.lazy import LazyModule
 from fedseal.system.machine import threads
+
+secure_client = LazyModule("fedseal.engines.secure_client")  # it needs Flower
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,13 @@ def run_client(
     """The method's step at a client, between reading the client's memory and writing it.
 
     `images_change` says that images may be added or removed between rounds; the memory's rows then follow
-    the images by their content. `counts` says that the reply may have counts of images.
+    the images by their content. `counts` says that the reply may have counts of images. With secure
+    aggregation, a request is one phase of a round.
     """
+    if "secure" in request.scalars:
+        train = partial(run_client, method, client, images_change=images_change, counts=True)
+        reply, written = secure_client.answer(method, train, request, memory, counts=counts)
+        return reply, written
     known, client = (
         memories.align(memory, request, client) if images_change else (memories.read(memory), client)
     )

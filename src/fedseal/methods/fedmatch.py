@@ -43,6 +43,7 @@ class FedMatch(Method):
     """The `[fedmatch]` section."""
 
     uploads: ClassVar[str] = "psi"
+    needs_single_replies: ClassVar[bool] = True  # to choose helpers
 
     supervised_weight: float = Field(10.0, gt=0, description="λ_s: weight of the server's loss")
     consistency_weight: float = Field(0.01, ge=0, description="λ_i: weight of the divergence from helpers")

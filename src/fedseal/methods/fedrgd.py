@@ -19,6 +19,7 @@ not comparable with a Dirichlet split.
 """
 
 from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -34,6 +35,8 @@ from fedseal.weights import Tensors
 
 class FedRGD(FedAvgFixMatch):
     """The `[fedrgd]` section."""
+
+    needs_single_replies: ClassVar[bool] = True  # to average groups
 
     threshold: float = Field(0.95, ge=0, le=1, description="minimum confidence of a pseudo-label")
     groups: int = Field(2, ge=1, description="S: number of groups; the server is averaged into each")

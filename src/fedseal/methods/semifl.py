@@ -92,9 +92,12 @@ class SemiFL(FedAvg):
             for (a, b, y, other), share in zip(zip(*parts, strict=True), shares, strict=True):
                 yield torch.cat([a, b]), y, other, share
 
+    def takes_part(self, reply: Packet) -> bool:
+        return bool(reply.scalars.get("confident", 1))
+
     def collect(self, current: Round, state: Packet, replies: Mapping[int, Packet], server: Server) -> Packet:
         w = state.tensors["model"]
-        models = {k: r.tensors["model"] for k, r in replies.items() if r.scalars.get("confident", 0)}
+        models = {k: reply.tensors["model"] for k, reply in replies.items() if self.takes_part(reply)}
         if not models:
             return Packet({**state.tensors, "average": w})
         combined = server.aggregation.combine(models, w, current.t)

@@ -39,7 +39,7 @@ from fedseal.storage.run_folder import (
 )
 from fedseal.system.environment import set_up_process, used_arithmetic
 from fedseal.system.files import lock_run, write_atomic
-from fedseal.system.lazy import import_object
+from fedseal.system.lazy import LazyModule, import_object
 from fedseal.system.logs import about, progress_log
 from fedseal.system.machine import threads, versions
 from fedseal.system.processes import defer_interrupts
@@ -52,6 +52,8 @@ from fedseal.training.observers import (
     RunLog,
     TensorBoard,
 )
+
+secure = LazyModule("fedseal.engines.secure_engine")  # it needs Flower
 
 StartEngine = Callable[[RunSetup, MemoryStore], Engine]
 
@@ -105,6 +107,8 @@ def run_training(
     if federation is None:
         federation = load_federation(config.data, config.seed, progress=not console.quiet)
     check_data(config, federation)
+    if config.secure.enabled:
+        secure.check(config, len(federation.clients))
     setup = RunSetup(config, federation).with_features(progress=not console.quiet)
     server = setup.server()
     if server.model.loaded:
@@ -147,6 +151,8 @@ def _train(
             return _finish(folder, setup, resumed.progress.state, memories, seconds())
         engine = start_engine(setup, memories)
         stack.callback(engine.close)
+        if config.secure.enabled:
+            engine = secure.SecureEngine(engine, method, config.secure)
         observers: list[Observer] = [
             EventLog(folder / "events.jsonl", done),
             TensorBoard(folder / "tensorboard", done),
