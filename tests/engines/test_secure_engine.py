@@ -203,6 +203,27 @@ def test_a_client_without_confident_images_is_not_in_the_average() -> None:
     assert found[0].packet.counts == {"confident": sum(confident.values())}
 
 
+def test_clients_may_keep_their_counts_to_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then there are no totals, and the average is the same. SemiFL learns whether any client took part."""
+    options: dict[str, Any] = {"method": "semifl", "semifl__threshold": 0.1138, "server__lr": 0.02}
+    setup = make_setup(**options)
+    usual, found = secure_client.upload, [exchange(setup)[0]]
+    found.append(exchange(make_setup(**options, engine__counts=False))[0])
+
+    def only_client_2(
+        method: Any, request: Packet, reply: Packet, secrets: Tensors, *rest: Any, **_: Any
+    ) -> Packet:
+        return usual(method, request, reply, secrets, *rest, counts=int(secrets["me"]) == 2)
+
+    monkeypatch.setattr(secure_client, "upload", only_client_2)
+    found.append(exchange(setup)[0])
+    for replies in found[1:]:
+        for k in range(4):
+            assert replies[k].packet.scalars == {"t": 1, "counts": False, "confident": True}
+            one, other = (r[k].packet.tensors["model"] for r in (found[0], replies))
+            assert largest_difference(one, other) == 0
+
+
 def test_batch_norm_and_clipping(caplog: pytest.LogCaptureFixture) -> None:
     setup = make_setup(model__name="resnet18", model__norm="batch", model__width=4, client__lr=0.05)
     requests = first_requests(setup)
@@ -370,6 +391,8 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
 
     refuses("fedmatch needs the replies of single clients", method="fedmatch")
     refuses("fedrgd needs the replies of single clients", method="fedrgd")
+    refuses('aggregate.rule = "median" compares single uploads', aggregate__rule="median")
+    refuses("simulate.malicious changes uploads", simulate__malicious=1)
     refuses("needs at least 2 clients in a round", "there are 1", cohort=1)
     refuses("needs at least 4 clients in a round", "there are 3", secure__threshold=4)
     refuses("threshold must be at least 2", secure__threshold=1)

@@ -249,6 +249,13 @@ def join(
             help="Send counts of images if the server asks for them. They tell how many images you have.",
         ),
     ] = False,
+    masked: Annotated[
+        bool,
+        typer.Option(
+            "--masked",
+            help="Take part only if the server uses secure aggregation, which hides this client's model.",
+        ),
+    ] = False,
     log: Log = None,
     json_logs: JsonLogs = False,
 ) -> None:
@@ -269,7 +276,7 @@ def join(
             raise UserError(f"There is no file {file}: give a copy of the server's file.")
     client_key = _read_key(key, passphrase_file) if key else None
     files = client_app.OwnFiles(*(str(file.resolve()) if file else "" for file in (method, network, weights)))
-    allowed = consent.parse_consent(parse_assignments(limit), only or [], share_counts)
+    allowed = consent.parse_consent(parse_assignments(limit), only or [], share_counts, masked)
     if insecure:
         messages.warning(
             "--insecure: anyone on the network can read and change everything that this client sends, and"

@@ -153,7 +153,7 @@ class Config(Settings):
                 model["weights"] = hash_file(Path(self.model.weights))
         changed |= {"aggregate": self._robustness(), "simulate": self._attack()}
         if not method.uses_clients:
-            clients = ("cohort", "client", "aggregate", "simulate")
+            clients = ("cohort", "client", "aggregate", "simulate", "secure")
             changed = {k: v for k, v in changed.items() if k not in clients}
         if not method.strong_views and self.server.augment != "strong":
             weak = {k: v for k, v in changed.get("augment", {}).items() if k in ("flip", "shift")}

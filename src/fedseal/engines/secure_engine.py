@@ -54,6 +54,16 @@ def check(config: Config, clients: int) -> None:
             f"{config.method} uploads {', '.join(method.also_uploads)} beside its model, which secure"
             " aggregation does not add up: set secure.enabled to false, or use another method."
         )
+    if config.aggregate.rule != "mean":
+        raise UserError(
+            f'aggregate.rule = "{config.aggregate.rule}" compares single uploads, which secure aggregation'
+            ' hides: use "mean", or set secure.enabled to false.'
+        )
+    if config.simulate.malicious:
+        raise UserError(
+            "simulate.malicious changes uploads, which secure aggregation masks before: set it to 0, or set"
+            " secure.enabled to false."
+        )
     if asked > secure.MAX_CLIENTS:
         raise UserError(
             f"Secure aggregation takes at most {secure.MAX_CLIENTS:,} clients in a round: lower cohort."

@@ -26,6 +26,7 @@ from fedseal.engines.client import SimulatedClients, run_client
 from fedseal.engines.flower.consent import Consent
 from fedseal.engines.flower.task import LABEL_COUNTS, ClientTask, pack, unpack, unpack_task
 from fedseal.engines.memory import MemoryFile
+from fedseal.engines.secure_client import PHASE
 from fedseal.errors import UserError
 from fedseal.features import Features
 from fedseal.methods import METHODS
@@ -119,6 +120,10 @@ def run_deployed(
     config = _client_config(task, files)
     if refusal := consent.find_refusal(task, config):
         raise TaskRefusedError(refusal)
+    if consent.masked and PHASE not in request.scalars:
+        raise TaskRefusedError(
+            "this client takes part only with secure aggregation: set secure.enabled on the server"
+        )
     if not re.fullmatch("[0-9a-f]{8,64}", task.run):  # it becomes a file name
         raise TaskRefusedError("the server's run has an invalid identifier")
     method = config.selected_method()

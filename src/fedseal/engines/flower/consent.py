@@ -30,6 +30,7 @@ class Consent(Settings):
     limits: Limits = Field(default_factory=Limits)
     methods: tuple[str, ...] = ()  # empty: every method
     share_counts: bool = False
+    masked: bool = False  # only with secure aggregation
 
     def find_refusal(self, task: ClientTask, config: Config) -> str:
         """Why the client does not do a task, in words for both machines; empty if it does."""
@@ -70,10 +71,12 @@ class Consent(Settings):
         )
 
 
-def parse_consent(limits: Mapping[str, Any], methods: Sequence[str], share_counts: bool) -> Consent:
+def parse_consent(
+    limits: Mapping[str, Any], methods: Sequence[str], share_counts: bool, masked: bool = False
+) -> Consent:
     """The consent that the options of `join` give."""
     try:
         accepted = Limits.model_validate(dict(limits))
     except ValidationError as error:
         raise UserError(f"--limit: {explain(error, Limits)}") from None
-    return Consent(limits=accepted, methods=tuple(methods), share_counts=share_counts)
+    return Consent(limits=accepted, methods=tuple(methods), share_counts=share_counts, masked=masked)
