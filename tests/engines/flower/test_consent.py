@@ -62,7 +62,7 @@ def test_a_client_refuses_a_shift_that_does_not_fit_and_other_methods(
 
 def test_a_client_can_insist_on_secure_aggregation(own: dict[str, Any], tmp_path: Path) -> None:
     task, consent = make_task(make_setup(own), "a" * 32), Consent(masked=True)
-    with pytest.raises(TaskRefusedError, match="only with secure aggregation: set secure.enabled"):
+    with pytest.raises(TaskRefusedError, match="only with secure aggregation"):
         run(task, own, tmp_path, consent, Packet(scalars={"t": 1, "train": True}))
     reply = run(task, own, tmp_path, consent, Packet(scalars={"secure": "keys"}))
     assert set(reply.tensors["secure"]) == {"cipher", "mask"}
