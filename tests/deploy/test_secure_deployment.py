@@ -27,7 +27,7 @@ main()
 KILLED = """
 import os, signal
 from fedseal.engines import secure_client
-secure_client.upload = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+secure_client.upload = lambda *arguments, **options: os.kill(os.getpid(), signal.SIGKILL)
 from fedseal.cli.main import main
 main()
 """
