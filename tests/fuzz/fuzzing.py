@@ -234,8 +234,8 @@ class Inputs:
         commands = (
             "show|predict|predict run|report|report run|evaluate|evaluate run|presets|data show|data get"
         )
-        commands += "|keys init|keys add-client|reproduce --no-run|join|join localhost:9 --wait 0|x|"
-        commands += "|export run --format safetensors --out x"
+        commands += "|keys init|keys add-client|keys renew|keys revoke|reproduce --no-run|x|"
+        commands += "|join|join localhost:9 --wait 0|export run --format safetensors --out x"
         starts = st.sampled_from([command.split() for command in commands.split("|")])
 
         def write(start: list[str], more: list[str]) -> list[str]:
@@ -339,6 +339,9 @@ class Inputs:
             )
             commands = [["keys", "add-client", str(folder), draw(TEXTS).replace("\0", "")]]
             commands += [["keys", "init", str(folder), "--client", "south"]]
+            renewals: list[list[str]] = [[], ["--ca"], ["--client", "north"]]
+            commands += [["keys", "renew", str(folder), *more] for more in renewals]
+            commands += [["keys", "revoke", str(folder), "north"], ["doctor", "--keys", str(folder)]]
             commands += [["join", "localhost:9", "--images", images, "--key", key, "--wait", "0"]]
             serve = ["serve", "demo", "--labels", images, "--keys", str(folder), "--clients", "1"]
             return draw(st.sampled_from([*commands, serve]))

@@ -134,7 +134,8 @@ def serve(
     folder = out or run_folder.default_folder(source, config, "-served")
     known = set(deploy_keys.read_registered(keys) if keys else name or [])
     expelled = set(run_folder.read_expelled(folder))
-    _check_expelled(without or [], known | expelled, resume)
+    revoked = deploy_keys.revoked_clients(keys) if keys else set()
+    _check_expelled(without or [], known | expelled | revoked, resume)
     expelled |= set(without or [])
     active = sorted(known - expelled)
     if not active:

@@ -91,7 +91,10 @@ def renew_server(folder: Path, days: int = DAYS) -> datetime:
     Clients need nothing new, since the CA stays the same.
     """
     ca, ca_key = _load_ca(folder)
-    hosts = certificates.certified_hosts(_certificate(folder / "server.crt"))
+    try:
+        hosts = certificates.certified_hosts(_certificate(folder / "server.crt"))
+    except (ValueError, x509.ExtensionNotFound) as error:
+        raise UserError(f"{folder / 'server.crt'} is not a server's certificate: restore it.") from error
     key = certificates.new_key()
     server = certificates.certify_server(key.public_key(), hosts, days, ca, ca_key)
     _write(folder / "server.key", _pem(key))
@@ -120,6 +123,11 @@ def read_registered(folder: Path) -> dict[str, bytes]:
     if not files:
         raise UserError(f"{folder} has no client keys: add clients with 'fedseal keys add-client {folder}'.")
     return {path.stem: read_public_key(path) for path in files}
+
+
+def revoked_clients(folder: Path) -> set[str]:
+    """The names of clients whose keys were revoked."""
+    return {path.stem for path in (folder / "revoked").glob("*.pub")}
 
 
 def read_public_key(path: Path) -> bytes:
@@ -255,7 +263,10 @@ def _load_ca(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey
 
 
 def _certificate(file: Path) -> x509.Certificate:
-    return x509.load_pem_x509_certificate(_read(file))
+    try:
+        return x509.load_pem_x509_certificate(_read(file))
+    except ValueError as error:
+        raise UserError(f"{file} is damaged: restore it, or create keys in a new folder.") from error
 
 
 def _public_bytes(key: ec.EllipticCurvePublicKey) -> bytes:

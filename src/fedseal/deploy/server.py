@@ -73,8 +73,19 @@ def serve(
         expelled = expel_clients(folder, without, memories.t + 1)
         for name, first in expelled.items():
             log.warning("%s is expelled: it takes no part from round %d on", name, first)
+
+        def expel(names: list[str]) -> None:
+            expel_clients(folder, names, memories.t + 1)
+
         return connect(
-            setup, folder, endpoint, expelled=expelled, clients=clients, wait=wait, notify=log.info
+            setup,
+            folder,
+            endpoint,
+            expelled=expelled,
+            expel=expel,
+            clients=clients,
+            wait=wait,
+            notify=log.info,
         )
 
     result = run_training(

@@ -8,7 +8,7 @@ import logging
 import secrets
 import ssl
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ import httpx
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.cli.build import build_fab_from_files
 from flwr.common.serde import fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest, UnregisterNodeRequest
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
 from flwr.supercore.constant import TaskType
@@ -33,6 +33,7 @@ from fedseal.deploy.certificates import LOOPBACK
 from fedseal.deploy.grid import SafeGrid
 from fedseal.deploy.guard import admit_clients
 from fedseal.deploy.programs import Notify, SuperLink, flower_home, guard_file
+from fedseal.deploy.revocation import Keys, KeyWatch
 from fedseal.engines.flower.engine import GONE, ClientRegistry, FlowerEngine, flower_errors, size_limit
 from fedseal.engines.flower.task import END_OF_RUN, make_task, pack
 from fedseal.errors import UserError
@@ -115,13 +116,15 @@ def connect(
     endpoint: Endpoint,
     *,
     expelled: Collection[str],
+    expel: Callable[[list[str]], None],
     clients: int,
     wait: float,
     notify: Notify,
 ) -> FlowerEngine:
     """Starts the SuperLink and waits until this number of clients has connected. Expelled ones are refused.
 
-    The engine's `close` ends everything that was started.
+    `expel` is told the clients whose keys are revoked later. The engine's `close` ends everything that was
+    started.
     """
     names = setup.federation.names
     registered = None
@@ -137,12 +140,20 @@ def connect(
         superlink = stack.enter_context(SuperLink(options, secret, home, folder / "flower.log"))
         wait_until_healthy(superlink, endpoint)
         with flower_errors():
-            start_run(endpoint, list(registered or ()))
+            nodes = start_run(endpoint, list(registered or ()))
             grid = take_server_task(endpoint, secret, stack)
         admit_clients(guard_file(home), registered, upload_limit(setup))
         notify(f"listening on {endpoint.host}:{endpoint.port}")
         endpoint.warn()
         registry = ClientRegistry(grid, set(names) - set(expelled), registered)
+        if endpoint.keys:
+
+            def admit(keys: Keys) -> None:
+                admit_clients(guard_file(home), keys, upload_limit(setup))
+                with open_control(endpoint) as control:
+                    register_keys(control, keys, nodes)
+
+            stack.enter_context(KeyWatch(endpoint.keys, registry, admit, expel))
         connected = registry.wait_for_clients(
             *(clients, wait, lambda number: notify(f"{number} of {clients} clients are connected")),
             check=superlink.check,
@@ -202,8 +213,8 @@ def wait_until_healthy(superlink: SuperLink, endpoint: Endpoint) -> None:
     )
 
 
-def start_run(endpoint: Endpoint, public_keys: Sequence[bytes]) -> None:
-    """Registers the clients' keys and starts a run at the SuperLink.
+def start_run(endpoint: Endpoint, public_keys: Sequence[bytes]) -> dict[bytes, int]:
+    """Registers the clients' keys and starts a run at the SuperLink. Returns Flower's numbers of the clients.
 
     Flower requires an app bundle for that and sends it to the clients. Neither `serve` nor `join` loads it.
     """
@@ -219,13 +230,30 @@ publisher = "fedseal"
 {components}
 """
     bundle = build_fab_from_files({"pyproject.toml": app.encode()})[0]
-    certificate = endpoint.ca_certificate
-    with ControlHttpClient.from_server_address(
-        endpoint.local_address, certificate is None, certificate, [RuntimeVersionHttpInterceptor("flwr CLI")]
-    ) as control:
-        for key in public_keys:
-            control.RegisterNode(RegisterNodeRequest(public_key=key))
+    nodes = dict[bytes, int]()
+    with open_control(endpoint) as control:
+        register_keys(control, public_keys, nodes)
         control.StartRun(StartRunRequest(fab=fab_to_proto(Fab("", bundle, {}))))
+    return nodes
+
+
+def open_control(endpoint: Endpoint) -> ControlHttpClient:
+    """The SuperLink's part for operators."""
+    certificate = endpoint.ca_certificate
+    version = RuntimeVersionHttpInterceptor("flwr CLI")
+    return ControlHttpClient.from_server_address(
+        endpoint.local_address, certificate is None, certificate, [version]
+    )
+
+
+def register_keys(control: ControlHttpClient, keys: Collection[bytes], nodes: dict[bytes, int]) -> None:
+    """Makes the SuperLink accept exactly these keys. `nodes` has Flower's numbers of the registered ones."""
+    for key in nodes.keys() - set(keys):
+        control.UnregisterNode(UnregisterNodeRequest(node_id=nodes[key]))
+        del nodes[key]
+    for key in keys:
+        if key not in nodes:
+            nodes[key] = control.RegisterNode(RegisterNodeRequest(public_key=key)).node_id
 
 
 def take_server_task(endpoint: Endpoint, secret: bytes, stack: ExitStack) -> SafeGrid:
@@ -263,7 +291,7 @@ def announce_end(engine: FlowerEngine, folder: Path, notify: Notify) -> None:
         record[END_OF_RUN] = ConfigRecord({"client": name})
         return Message(record, node.node_id, MessageType.QUERY, ttl=2 * END_SECONDS)
 
-    left = set(engine.registry.seen)
+    left = engine.registry.seen - engine.registry.revoked
     sent = dict[str, str]()  # clients by message
     activations = dict[str, str]()  # when a client connected that was told
     start, silent = time.monotonic(), True

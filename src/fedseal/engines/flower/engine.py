@@ -32,20 +32,27 @@ class ClientRegistry:
     def __init__(self, grid: Grid, clients: Collection[str], keys: Mapping[bytes, str] | None = None) -> None:
         self.grid, self.clients, self.keys = grid, set(clients), keys
         self.seen: set[str] = set()  # clients that have ever been connected
+        self.revoked: set[str] = set()  # clients whose keys were revoked while the run went on
         self._names: dict[int, str] = {}  # by node
         self._queries: dict[str, int] = {}  # nodes that were asked for their name, by message
 
     def connected(self) -> dict[str, NodeInfo]:
         """The clients that are connected now. If two have the same name, the later one counts."""
         nodes = sorted(self.grid.get_nodes(), key=lambda node: node.last_activated_at)
-        if self.keys is not None:
-            named = {self.keys[node.public_key]: node for node in nodes if node.public_key in self.keys}
+        keys = self.keys  # another thread may replace them
+        if keys is not None:
+            named = {keys[node.public_key]: node for node in nodes if node.public_key in keys}
         else:
             self._ask_for_names([node.node_id for node in nodes])
             named = {self._names[node.node_id]: node for node in nodes if node.node_id in self._names}
         found = {name: node for name, node in named.items() if name in self.clients}
         self.seen |= found.keys()
         return found
+
+    def replace_keys(self, keys: Mapping[bytes, str]) -> None:
+        """Recognises clients by these keys from now on. Those that have none are revoked."""
+        self.revoked |= set((self.keys or {}).values()) - set(keys.values())
+        self.keys = keys
 
     def _ask_for_names(self, nodes: Collection[int]) -> None:
         for node in set(nodes) - self._names.keys() - set(self._queries.values()):
@@ -130,6 +137,9 @@ class FlowerEngine:
         checked = float("-inf")
         while waiting:
             self.check()
+            for k in sorted(k for k in waiting if self.names[k] in self.registry.revoked):
+                waiting.remove(k)
+                yield Reply(k, Packet(), problem=Problem("its key was revoked"))
             with flower_errors():
                 if time.monotonic() > checked + NODE_POLL:
                     connected, checked = self.registry.connected(), time.monotonic()
@@ -161,6 +171,9 @@ class FlowerEngine:
             yield Reply(k, Packet(), sizes[k], problem=Problem(f"no reply within {self.deadline:g} seconds"))
         rounds = [int(packet.scalars.get("t", 0)) for packet in requests.values()]
         self.last_round = max([self.last_round, *rounds])
+        self.clients = [k for k in self.clients if self.names[k] not in self.registry.revoked]
+        if not self.clients:
+            raise UserError("The keys of all clients were revoked: no client is left.")
 
     def _send(self, node: NodeInfo, k: int, wire: bytes) -> list[str]:
         task = self.task.model_copy(update={"client": self.names[k]})

@@ -1,0 +1,77 @@
+"""Notices during a run that a client's key was revoked or renewed: the old one is no longer accepted."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Self
+
+from fedseal.deploy.keys import read_public_key
+from fedseal.engines.flower.engine import ClientRegistry
+
+log = logging.getLogger("fedseal")
+
+POLL_SECONDS = 2.0
+
+Keys = Mapping[bytes, str]  # names of clients by public key
+
+
+class KeyWatch:
+    """Looks at a folder of keys every two seconds, in a thread.
+
+    `admit` makes the server accept exactly these keys. `expel` is told the names of revoked clients.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        registry: ClientRegistry,
+        admit: Callable[[Keys], None],
+        expel: Callable[[list[str]], None],
+    ) -> None:
+        self.folder, self.registry, self.admit, self.expel = folder / "clients", registry, admit, expel
+        self._seen: object = None  # the state of the folder that was read last
+        self._admitted = registry.keys
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="keys", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        before = ""
+        while not self._closed.wait(POLL_SECONDS):
+            problem = ""
+            try:
+                self.check()
+            except Exception as error:  # a disk that is away must not end the run, nor exclude anybody
+                problem = str(error)
+            if problem and problem != before:
+                log.warning("cannot check whether keys were revoked (%s): trying again", problem)
+            before = problem
+
+    def check(self) -> None:
+        """Compares the folder with the keys that are accepted."""
+        files = {file.stem: file for file in sorted(self.folder.iterdir()) if file.suffix == ".pub"}
+        states = {name: (s.st_mtime_ns, s.st_ino) for name, file in files.items() if (s := file.stat())}
+        if states == self._seen:
+            return
+        before = self.registry.keys or {}
+        names = set(before.values())
+        now = {read_public_key(files[name]): name for name in sorted(names & files.keys())}
+        if revoked := sorted(names - set(now.values())):
+            self.expel(revoked)
+        self.registry.replace_keys(now)
+        for name in revoked:
+            log.warning("%s is excluded from the run, because its key was revoked", name)
+        for name in sorted({now[key] for key in now.keys() - before.keys()}):
+            log.warning("%s has a new key: its former key is no longer accepted", name)
+        if now != self._admitted:
+            self.admit(now)
+            self._admitted = now
+        self._seen = states

@@ -1,0 +1,96 @@
+"""Keys are revoked and renewed while a run goes on, with real processes and TLS."""
+
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from deployment import NAMES, Deployment, Processes, images, processes, wait_until  # noqa: F401
+
+from fedseal.deploy import keys
+from fedseal.deploy.revocation import Keys, KeyWatch
+from fedseal.engines.flower.engine import ClientRegistry
+from fedseal.errors import UserError
+from fedseal.storage.events_file import read_events
+from fedseal.storage.run_folder import read_expelled
+
+
+def test_a_running_server_notices_revoked_and_renewed_keys(processes: Processes, images: Path) -> None:  # noqa: F811
+    deployment = Deployment(processes, images, rounds=1000)
+    server = deployment.serve()
+    clients = {name: deployment.join(name) for name in NAMES}
+    running = [server, clients["east"]]
+    wait_until(lambda: deployment.last_round() >= 1, server, *clients.values())
+    check_tls(processes.port, deployment.keys / "ca.crt")
+
+    keys.revoke_client(deployment.keys, "north")
+    assert clients["north"].wait() == 2 and "its key is not registered there" in clients["north"].output
+    wait_until(lambda: "north is excluded from the run" in server.output, *running)
+    done = deployment.last_round()
+    wait_until(lambda: deployment.last_round() >= done + 2, *running, clients["south"])
+    events = read_events(deployment.run / "events.jsonl")
+    reasons = [event["reason"] for event in events if event["event"] == "left-out" and event["t"] <= done + 1]
+    assert len(reasons) <= 1 and set(reasons) <= {"its key was revoked"}
+    assert events[-1].get("left_out", []) == []
+
+    new = keys.renew_client(deployment.keys, "south")
+    assert clients["south"].wait() == 2 and "its key is not registered there" in clients["south"].output
+    wait_until(lambda: "south has a new key" in server.output, *running)
+    again = deployment.join("south", key=new)
+    wait_until(lambda: "sends" in again.output, *running, again)
+    assert list(read_expelled(deployment.run)) == ["north"]
+
+    server.process.terminate()
+    assert server.wait() == 143
+    last = deployment.last_round()
+    resumed = deployment.serve("--resume", "--set", f"rounds={last + 2}")  # north is known to be excluded
+    assert resumed.wait() == 0, resumed.output
+    assert [clients["east"].wait(), again.wait()] == [0, 0]
+
+
+def check_tls(port: int, ca: Path) -> None:
+    """The server accepts TLS 1.3 and nothing older."""
+    context, address = ssl.create_default_context(cafile=ca), ("127.0.0.1", port)
+    with context.wrap_socket(socket.create_connection(address), server_hostname=address[0]) as connection:
+        assert connection.version() == "TLSv1.3"
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises(ssl.SSLError) as caught, socket.create_connection(address) as plain:
+        context.wrap_socket(plain, server_hostname=address[0])
+    assert not isinstance(caught.value, ssl.SSLCertVerificationError)
+
+
+def test_only_a_change_is_acted_upon(tmp_path: Path) -> None:
+    """The files are real; what the server would do is recorded."""
+    keys.create_keys(tmp_path, [], ["east", "north"])
+    before = {key: name for name, key in keys.read_registered(tmp_path).items()}
+    registry = ClientRegistry(None, ["east", "north"], before)  # type: ignore[arg-type]
+    admitted: list[Keys] = []
+    expelled: list[list[str]] = []
+    watch = KeyWatch(tmp_path, registry, admitted.append, expelled.append)
+    watch.check()
+    keys.add_clients(tmp_path, ["west"])  # a run keeps its clients
+    watch.check()
+    assert (admitted, expelled, registry.revoked) == ([], [], set())
+
+    keys.renew_client(tmp_path, "north")
+    watch.check()
+    assert len(admitted) == 1 and set(admitted[0].values()) == {"east", "north"} and admitted[0] != before
+    assert registry.keys == admitted[0] and registry.revoked == set() and expelled == []
+
+    keys.revoke_client(tmp_path, "east")
+    watch.check()
+    assert set(admitted[1].values()) == {"north"} and expelled == [["east"]] and registry.revoked == {"east"}
+    keys.add_clients(tmp_path, ["east"])  # not in this run
+    watch.check()
+    assert len(admitted) == 2
+
+    (tmp_path / "clients" / "north.pub").write_text("nonsense")
+    with pytest.raises(UserError, match=r"north\.pub is not a client's public key"):
+        watch.check()
+    (tmp_path / "clients").rename(tmp_path / "away")  # a disk that is away excludes nobody
+    with pytest.raises(OSError, match="clients"):
+        watch.check()
+    assert len(admitted) == 2
