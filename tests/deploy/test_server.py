@@ -42,6 +42,7 @@ def test_a_deployment_equals_the_local_engine_and_refuses_strangers(
     wrong, right = keys.read_client_key(stranger).ca_certificate, (deployment.keys / "ca.crt").read_bytes()
     unregistered = processes.folder / "unregistered.key"
     unregistered.write_bytes(stranger.read_bytes().replace(wrong, right))
+    unregistered.chmod(0o600)
 
     server = deployment.serve()
     refused = [deployment.join("north", key=key) for key in (unregistered, stranger)]
@@ -65,11 +66,17 @@ def test_a_deployment_equals_the_local_engine_and_refuses_strangers(
         mix = json.loads((folder / f"class-mix-{name}.json").read_text("utf-8"))
         expected = load(deployment.run).predict([images / "clients" / name], adapt=True).mix
         assert list(mix.values()) == pytest.approx(expected, abs=1e-4)
+        assert is_private(folder) and all(map(is_private, folder.iterdir()))
+    assert is_private(deployment.run) and all(map(is_private, (deployment.run / "checkpoint").glob("*.s*")))
 
     fedseal("evaluate", deployment.run).refuses("--test DIR")
     answer = fedseal("evaluate", deployment.run, "--test", images / "test")
     measured = json.loads((deployment.run / "summary.json").read_text("utf-8"))["test_accuracy"]["last"]
     assert answer.code == 0 and f"{measured:.2%}" in answer.out
+
+
+def is_private(path: Path) -> bool:
+    return not path.stat().st_mode & 0o077
 
 
 # Runs a real client whose replies are then changed.
