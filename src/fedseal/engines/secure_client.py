@@ -58,8 +58,8 @@ def answer(
     kept: Tensors = {}
     try:
         if phase == LISTEN:  # nothing else is sent, because it would not be masked
-            full, memory = train(plain, memory)
-            reply = Packet(scalars={"t": full.scalars["t"]})
+            _, memory = train(plain, memory)
+            reply = Packet(scalars={"t": request.scalars["t"]})
         elif phase == KEYS:
             reply, kept = make_keys()
         elif phase == SHARES and stage in (KEYS, SHARES):
@@ -72,8 +72,8 @@ def answer(
             kept["peers"] = torch.tensor(peers)
         elif phase == UNMASK and stage == UPLOAD:
             reply = reveal(request, secrets)
-        else:
-            raise RefusedError("late")
+        else:  # a request that was sent twice, or late: the next one may be in order
+            return Packet(scalars={REFUSED: "late"}), put_secrets(memory, secrets)
     except RefusedError as error:
         return Packet(scalars={REFUSED: str(error)}), memory
     return reply, put_secrets(memory, kept | {"stage": torch.tensor(STAGES.index(phase))} if kept else {})
@@ -98,7 +98,9 @@ def share(request: Packet, secrets: Tensors) -> tuple[Packet, Tensors]:
         raise RefusedError("keys")
     if not 2 <= threshold <= len(clients):
         raise RefusedError("few")
-    [me], seed = found, secure.new_seed()
+    # If the request was sent twice, either reply may be used.
+    again = "seed" in secrets and all(torch.equal(secrets[name], value) for name, value in lists.items())
+    [me], [seed] = found, secure.from_rows(secrets["seed"], 1) if again else [secure.new_seed()]
     shares = [secure.split_secret(secret, threshold, len(clients)) for secret in (seed, mask)]
     sealed = [
         secure.seal(secure.agree(cipher, public), me, k, (of_seed, of_key))
@@ -124,7 +126,7 @@ def upload(
 ) -> Packet:
     """Phase 3: the quantised update and the counts, masked. The names of the counts are not secret."""
     group, known = method.uploads, reply.counts
-    if set(reply.tensors) != {group} or set(reply.scalars) != {"t", *known}:
+    if set(reply.tensors) != {group} or not set(reply.scalars) <= {"t", *known}:
         raise RefusedError("content")
     sent, trained = request.tensors[group], reply.tensors[group]
     if not weights.all_finite(trained):
@@ -145,23 +147,21 @@ def upload(
         {k: publics[k] for k in peers},
     )
     tensor = torch.from_numpy(vector.view(np.int32))
-    return Packet({GROUP: {"vector": tensor}}, {"t": reply.scalars["t"], NAMES: json.dumps(names)})
+    return Packet({GROUP: {"vector": tensor}}, {"t": request.scalars["t"], NAMES: json.dumps(names)})
 
 
 def reveal(request: Packet, secrets: Tensors) -> Packet:
     """Phase 4: of each client either the share of its seed or that of its mask key, never both."""
     me, peers, publics = int(secrets["me"]), secrets["peers"].tolist(), _by_client(secrets, "ciphers")
-    uploaded = sorted(set(request.tensors[GROUP]["uploaded"].tolist()))
-    if not {me} <= {*uploaded} <= {*peers}:
+    uploaded, closed = {*request.tensors[GROUP]["uploaded"].tolist()}, request.tensors[GROUP]["sealed"]
+    if not {me} <= uploaded <= {*peers}:
         raise RefusedError("keys")
     if len(uploaded) < int(secrets["threshold"]):
         raise RefusedError("few")
     [cipher] = secure.from_rows(secrets["cipher"], 1)
     shares: dict[str, list[bytes]] = {"seeds": [], "keys": []}
     try:
-        for k, sealed in zip(
-            peers, secure.from_rows(request.tensors[GROUP]["sealed"], len(peers)), strict=True
-        ):
+        for k, sealed in zip(peers, secure.from_rows(closed, len(peers)), strict=True):
             of_seed, of_key = secure.unseal(secure.agree(cipher, publics[k]), k, me, sealed)
             if k in uploaded:
                 shares["seeds"].append(of_seed)
