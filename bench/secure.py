@@ -1,4 +1,4 @@
-"""What secure aggregation adds to a round: bytes and seconds, with clients that do not train.
+"""What secure aggregation adds to a round: bytes and CPU seconds, with clients that do not train.
 
 All clients run one after the other in this process, so their seconds are given per client. Plain rounds are
 measured beside it, on the same engine.
@@ -30,7 +30,7 @@ TARGETS = {"LeNet": "<= 1.2", "ResNet-9": "<= 1.01"}
 
 
 class Timed:
-    """An engine that counts the seconds of its clients."""
+    """An engine that counts the CPU seconds of its clients."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.clients, self.close, self.seconds = engine, engine.clients, engine.close, 0.0
@@ -38,9 +38,9 @@ class Timed:
     def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:
         replies = self.engine.exchange(requests)
         while True:
-            start = time.perf_counter()
+            start = time.process_time()
             reply = next(replies, None)
-            self.seconds += time.perf_counter() - start
+            self.seconds += time.process_time() - start
             if reply is None:
                 return
             yield reply
@@ -67,17 +67,17 @@ def federate(model: str, clients: int) -> RunSetup:
 def measure(
     setup: RunSetup, requests: Mapping[int, Packet], *, secure: bool, rounds: int
 ) -> dict[str, float]:
-    """Bytes to and from a client, its seconds, and those of the server: means over clients and rounds."""
+    """Bytes to and from a client, its CPU seconds, and those of the server: means over clients and rounds."""
     inner = Timed(LocalEngine(setup))
     engine: Engine = (
         SecureEngine(inner, setup.config.selected_method(), SecureSettings(enabled=True)) if secure else inner
     )
     list(engine.exchange(dict(list(requests.items())[:2])))  # everything is loaded
-    inner.seconds, start = 0.0, time.perf_counter()
+    inner.seconds, start = 0.0, time.process_time()
     for _ in range(rounds):
         replies = list(engine.exchange(requests))
         assert all(reply.problem is None for reply in replies)
-    server = time.perf_counter() - start - inner.seconds
+    server = time.process_time() - start - inner.seconds
     engine.close()
     return {
         "down": float(np.mean([reply.down for reply in replies])),
@@ -106,14 +106,13 @@ def run() -> list[tuple[str, float, str]]:
     about = {"date": str(date.today()), "versions": versions(), "cores": cores(), "cases": cases}
     write_atomic(RESULTS, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
     lines = [
-        "| model | clients | MB to a client | with masks | MB from it | with masks | client | with masks |"
-        " server, with masks |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| model | clients | MB to a client | masked | MB from it | masked | client | masked | server | masked |",
+        f"|---|{'---:|' * 9}",
     ]
     for case in cases:
         plain, masked = case["plain"], case["secure"]
         sizes = [f"{value[way] / 1e6:.3f}" for way in ("down", "up") for value in (plain, masked)]
-        seconds = [plain["client_seconds"], masked["client_seconds"], masked["server_seconds"]]
+        seconds = [value[f"{who}_seconds"] for who in ("client", "server") for value in (plain, masked)]
         cells = [case["model"], str(case["clients"]), *sizes, *(f"{value:.2f} s" for value in seconds)]
         lines.append(f"| {' | '.join(cells)} |")
     write_block("secure", [*lines, "", f"Measured on {date.today()}: one core, {processor()}."])
