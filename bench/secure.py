@@ -106,7 +106,8 @@ def run() -> list[tuple[str, float, str]]:
     about = {"date": str(date.today()), "versions": versions(), "cores": cores(), "cases": cases}
     write_atomic(RESULTS, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
     lines = [
-        "| model | clients | MB to a client | masked | MB from it | masked | client | masked | server | masked |",
+        "| model | clients | MB to a client | masked | MB from it | masked | client | masked | server |"
+        " masked |",
         f"|---|{'---:|' * 9}",
     ]
     for case in cases:
