@@ -113,7 +113,8 @@ def run() -> list[tuple[str, float, str]]:
 def write_table(cases: list[dict[str, Any]]) -> None:
     """The table of docs/benchmarks.md."""
     lines = [
-        "| model | clients | MB to a client | masked | MB from it | masked | client | masked | server, masked |",
+        "| model | clients | MB to a client | masked | MB from it | masked | client | masked |"
+        " server, masked |",
         f"|---|{'---:|' * 8}",
     ]
     for case in cases:
