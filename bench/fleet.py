@@ -156,7 +156,7 @@ def resume(out: Path, clients: int) -> Measured:
         begin = time.perf_counter()
         checkpoint, memories = open_checkpoint(out / "state.safetensors", "")
         with closing(memories):
-            for k in sample_cohort(0, t, clients, COHORT):
+            for k in sample_cohort(0, t, range(clients), COHORT):
                 memories.get(k)
             reading.append(time.perf_counter() - begin)
             LocalEngine(setup, memories)
