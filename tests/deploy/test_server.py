@@ -140,7 +140,8 @@ def test_faulty_clients_do_not_stop_a_run(processes: Processes, images: Path) ->
     for fault in REASONS:
         (images / "clients" / fault).symlink_to(images / "clients" / "south")
     names = ("north", *REASONS)
-    deployment = Deployment(processes, images, names, rounds=1, **{"engine.deadline": 25})
+    changes = {"engine.deadline": 25, "engine.min_replies": 1}
+    deployment = Deployment(processes, images, names, rounds=1, **changes)
     server = deployment.serve()
     correct = deployment.join("north")
     faulty = {
