@@ -122,6 +122,13 @@ def test_the_average_is_right_if_a_client_drops_out(
     assert secrets == dict.fromkeys(range(4), False) | {1: phase in PHASES[:3]}
 
 
+def test_a_client_that_is_expelled_during_the_run_is_not_sampled_again(setup: RunSetup) -> None:
+    inner = Watched(setup)
+    engine = SecureEngine(inner, setup.config.selected_method(), SecureSettings())
+    inner.clients = range(1, 3)
+    assert engine.clients == range(1, 3)
+
+
 @pytest.mark.parametrize("phase", PHASES)
 def test_too_few_clients_stop_the_round(setup: RunSetup, phase: str) -> None:
     """Of four clients, two drop out. The threshold is three: two thirds of four, rounded up."""

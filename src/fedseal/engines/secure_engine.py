@@ -79,8 +79,13 @@ class SecureEngine:
     """Runs the phases of secure aggregation over another engine."""
 
     def __init__(self, engine: Engine, method: Method, settings: SecureSettings) -> None:
-        self.clients, self.close = engine.clients, engine.close
+        self.close = engine.close
         self._engine, self._method, self._settings = engine, method, settings
+
+    @property
+    def clients(self) -> Sequence[int]:
+        """Those of the other engine, which may expel some while the run goes on."""
+        return self._engine.clients
 
     def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:
         """Yields problems at the end of a phase, and usable replies at the end of the last one."""
