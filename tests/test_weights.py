@@ -29,6 +29,8 @@ def test_all_finite(bad: float) -> None:
     good: dict[str, Tensor] = {"w": torch.tensor([1.0, 3e38]), "n": torch.tensor([7]), "none": torch.zeros(0)}
     assert weights.all_finite(good)
     assert not weights.all_finite(good | {"b": torch.tensor([[0.0, bad]])})
+    narrow = torch.tensor([0.0, bad]).to(torch.float8_e5m2)
+    assert weights.all_finite({"w": narrow[:1]}) and not weights.all_finite({"w": narrow})
 
 
 def test_same_layout() -> None:

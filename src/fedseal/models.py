@@ -210,6 +210,15 @@ def build_network(
     return network
 
 
+def weight_bytes(settings: ModelSettings, channels: int, size: int, classes: int) -> int:
+    """The size of a built-in network's weights, computed without memory for them; 0 for other networks."""
+    if settings.name not in MODELS or settings.name in PRETRAINED:
+        return 0
+    with torch.device("meta"):
+        body = _build_body(settings, channels, settings.resize or size, classes)
+    return sum(value.nbytes for value in body.parameters())
+
+
 def _build_body(settings: ModelSettings, channels: int, size: int, classes: int) -> nn.Module:
     if settings.name in MODELS:
         return MODELS[settings.name](channels, size, classes, settings)
@@ -333,14 +342,3 @@ def refuse_batch_norm(model: nn.Module, method: str) -> None:
         raise UserError(
             f"{method} does not support batch normalisation: set model.norm to 'group' or 'none'."
         )
-
-
-def output_bias(model: nn.Module, classes: int) -> str:
-    """The name of the last layer's bias."""
-    name, last = list(model.named_parameters())[-1]
-    if last.shape != (classes,):
-        raise UserError(
-            f"The network's last parameter, {name}, is not a bias for each of the {classes} classes: set"
-            " fedshift.balance to false."
-        )
-    return name

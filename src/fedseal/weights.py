@@ -23,7 +23,10 @@ def set_weights(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 def all_finite(model: Mapping[str, Tensor]) -> bool:
     """True if no weight is NaN or infinite."""
-    return all(bool(value.isfinite().all()) for value in model.values() if value.is_floating_point())
+    floats = (value for value in model.values() if value.is_floating_point())
+    # PyTorch cannot say it of float8.
+    wide = (value.float() if value.element_size() == 1 else value for value in floats)
+    return all(bool(value.isfinite().all()) for value in wide)
 
 
 def is_statistic(name: str) -> bool:

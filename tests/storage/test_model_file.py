@@ -2,6 +2,7 @@
 
 import json
 import random
+import resource
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,16 @@ def test_a_model_without_a_checksum_is_read(copy: Path) -> None:
     path, expected = copy / "model.safetensors", load(copy)(IMAGE)
     path.write_bytes(save(load_file(path), header(path)))
     assert b"sha256" not in path.read_bytes() and torch.equal(load(copy)(IMAGE), expected)
+
+
+def test_a_header_with_a_larger_network_is_refused_before_it_takes_memory(copy: Path) -> None:
+    """LeNet for images of 4096×4096 would have 8 GB of weights."""
+    path, before = copy / "model.safetensors", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    about = json.loads(header(path)["fedseal"]) | {"size": 4096}
+    path.write_bytes(save(load_file(path), {"fedseal": json.dumps(about)}))
+    with pytest.raises(UserError, match="is damaged, or not a fedseal model"):
+        load(copy)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 200_000  # kB
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])

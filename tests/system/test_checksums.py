@@ -50,3 +50,11 @@ def test_a_changed_tensor_is_a_checksum_error() -> None:
         verify_checksum(bytes(data))
     with pytest.raises(ChecksumError):
         verify_checksum(add_checksum(PLAIN)[:-1])
+
+
+@pytest.mark.parametrize(
+    "header", [b"[]", b"1", b'"x"', b'{"__metadata__": []}', b'{"__metadata__": "x"}', b"{"]
+)
+def test_a_header_that_is_none_is_refused(header: bytes) -> None:
+    with pytest.raises(ValueError):
+        verify_checksum(len(header).to_bytes(8, "little") + header)

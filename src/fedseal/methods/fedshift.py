@@ -84,7 +84,7 @@ class FedShift(Method):
                 "fedshift labels with bootstrapped models: set bootstrap.epochs, for example to 750."
             )
         if self.balance:
-            models.output_bias(server.model, server.classes)  # refuses a network without one
+            output_bias(server.model, server.classes)  # refuses a network without one
 
     def initial_state(self, server: Server) -> Packet:
         w = weights.get_weights(server.model)
@@ -195,7 +195,7 @@ def balanced(server: Server, w: Tensors) -> Tensors:
     Without them the model has learned how frequent classes are at the clients together. Training labels help,
     too: the model began with them, but the rounds do not train on them.
     """
-    name, known = models.output_bias(server.model, server.classes), (server.data, server.validation)
+    name, known = output_bias(server.model, server.classes), (server.data, server.validation)
     logits = torch.cat([predict_logits(server, w, images) for images in known])
     found = calibrate(logits, torch.cat([images.labels for images in known]), deviation=1.0)
     return {**w, name: w[name] + (found.temperature * found.bias).to(w[name])}
@@ -236,3 +236,14 @@ def confidences(w: Tensors, calibration: Calibration, memory: Packet, client: Pa
     if images is None:
         return probs
     return torch.where(images["known"].unsqueeze(1), images["probs"], probs)
+
+
+def output_bias(model: nn.Module, classes: int) -> str:
+    """The name of the last layer's bias."""
+    name, last = list(model.named_parameters())[-1]
+    if last.shape != (classes,):
+        raise UserError(
+            f"The network's last parameter, {name}, is not a bias for each of the {classes} classes: set"
+            " fedshift.balance to false."
+        )
+    return name

@@ -18,7 +18,7 @@ from fedseal.config.sections import ModelSettings
 from fedseal.errors import UserError
 from fedseal.label_shift import Calibration, calibrate
 from fedseal.learn import predict_logits
-from fedseal.models import FrozenNetwork, Network, build_classifier
+from fedseal.models import FrozenNetwork, Network, build_classifier, weight_bytes
 from fedseal.run_setup import RunSetup
 from fedseal.storage.classifier import Classifier
 from fedseal.storage.model_header import read_header
@@ -75,6 +75,8 @@ def load(run: str | os.PathLike[str], network: str | os.PathLike[str] | None = N
         if own := split_path(settings.name):
             name = f"{_check_network(path, own[0].name, network, about['code'])}:{own[1]}"
             settings = settings.model_copy(update={"name": name})
+        if weight_bytes(settings, channels, size, len(classes)) > len(data):
+            raise ValueError("the header describes a larger network")  # it could need all memory
         model = build_classifier(
             settings,
             channels=channels,
@@ -83,6 +85,8 @@ def load(run: str | os.PathLike[str], network: str | os.PathLike[str] | None = N
             mean=about["mean"],
             std=about["std"],
         )
+        if not weights.same_layout(values, model.state_dict()):
+            raise ValueError("the weights are those of another network")
         weights.set_weights(model, values)
         calibration = read_calibration(about["calibration"]) if "calibration" in about else None
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:

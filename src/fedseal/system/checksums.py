@@ -35,7 +35,10 @@ def verify_checksum(data: bytes) -> dict[str, str]:
 
 def _split(data: bytes) -> tuple[dict[str, Any], memoryview]:
     end = 8 + int.from_bytes(data[:8], "little")
-    return json.loads(data[8:end]), memoryview(data)[end:]
+    header = json.loads(data[8:end])
+    if not isinstance(header, dict) or not isinstance(header.get("__metadata__", {}), dict):
+        raise ValueError("the header is not that of a safetensors file")
+    return header, memoryview(data)[end:]
 
 
 def _digest(header: dict[str, Any], tensors: memoryview) -> str:

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 import torch
+from pydantic import ValidationError
 from rich.console import Console
 
 from conftest import Command, same_weights, settings
@@ -335,11 +336,19 @@ def test_a_client_refuses_another_version_and_an_invalid_run(grid: FakeGrid, own
         ({"run": "../x"}, "an invalid identifier"),
         ({"config": task.config | {"method": "fedavg-sl"}}, "needs labels of this client's images"),
         ({"config": task.config | {"method": "file.py:Mine"}}, "join with --method"),
+        ({"size": 500}, "network is larger than the weights"),
     ):
         changed = task.model_copy(update=change)
         with pytest.raises(client_app.TaskRefusedError, match=reason):
             client_app.run_deployed(changed, Packet(), grid.images["north"], grid.memory)
     assert not grid.memory.exists()
+
+
+@pytest.mark.parametrize("change", [{"size": 10**6}, {"size": 0}, {"channels": 10**9}, {"classes": 0}])
+def test_a_task_with_an_impossible_shape_is_refused(own: dict[str, Any], change: dict[str, int]) -> None:
+    record = pack(b"", example_task(own).model_copy(update=change))
+    with pytest.raises(ValidationError, match=next(iter(change))):
+        unpack_task(record)
 
 
 def test_device_and_threads_are_the_clients_own_choice(own: dict[str, Any]) -> None:

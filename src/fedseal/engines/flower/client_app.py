@@ -30,7 +30,7 @@ from fedseal.engines.secure_client import PHASE
 from fedseal.errors import UserError
 from fedseal.features import Features
 from fedseal.methods import METHODS
-from fedseal.models import MODELS, Network, build_network
+from fedseal.models import MODELS, Network, build_network, weight_bytes
 from fedseal.run_setup import RunSetup
 from fedseal.system.environment import set_up_process
 from fedseal.system.own_code import hash_source
@@ -129,6 +129,9 @@ def run_deployed(
     method = config.selected_method()
     if method.needs_client_labels:
         raise TaskRefusedError(f"{config.method} needs labels of this client's images, which have none")
+    received = sum(value.nbytes for group in request.tensors.values() for value in group.values())
+    if not config.model.freeze and weight_bytes(config.model, *shape(task)) > received:
+        raise TaskRefusedError("the server's network is larger than the weights that it has sent")
     setup = _read_client(config, images, task)
     if setup.features and setup.features.backbone != task.backbone_hash:
         raise TaskRefusedError("the frozen weights differ from the server's: copy its --weights file again")

@@ -1,12 +1,13 @@
 """What a client is told besides its packet, and the Flower records that carry both."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from pydantic import Field
 
 from fedseal.config.config import Config, parse
-from fedseal.config.sections import Settings
+from fedseal.config.sections import MAX_SIZE, Settings
 from fedseal.methods.loader import section_name
 from fedseal.run_setup import RunSetup
 from fedseal.system.machine import versions
@@ -25,9 +26,9 @@ class ClientTask(Settings):
     run: str  # distinguishes runs in a client's memory folder
     client: str  # the client's name
     version: str  # the server's version of fedseal
-    classes: int
-    channels: int
-    size: int
+    classes: int = Field(ge=1)
+    channels: Literal[1, 3]
+    size: int = Field(ge=1, le=MAX_SIZE)
     config: dict[str, Any]
     arithmetic: str  # the server's, so that all compute alike
     method_hash: str = ""  # of the file of your own method; empty for a built-in method
