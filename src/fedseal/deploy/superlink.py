@@ -142,6 +142,8 @@ def connect(
         with flower_errors():
             nodes = start_run(endpoint, list(registered or ()))
             grid = take_server_task(endpoint, secret, stack)
+        # If it was killed, requests to it are not repeated for minutes.
+        grid._retry_invoker.should_giveup = lambda error: superlink.process.poll() is not None
         admit_clients(guard_file(home), registered, upload_limit(setup))
         notify(f"listening on {endpoint.host}:{endpoint.port}")
         endpoint.warn()
