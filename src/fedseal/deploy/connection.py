@@ -165,9 +165,13 @@ class Connection:
     def send(self, reply: Message) -> None:
         """Delivers a reply. If the connection breaks, delivers it when the server is back."""
 
+        again = False
+
         def push() -> None:
+            nonlocal again
             try:
-                accepted = self.push(reply)
+                before, again = again, True
+                accepted = self.push(reply, again=before)
             except httpx.HTTPStatusError as error:
                 if error.response.status_code in UNAVAILABLE:
                     raise
@@ -180,8 +184,12 @@ class Connection:
 
         self._repeat_until_answered(push)
 
-    def push(self, reply: Message) -> bool:
-        """Delivers a reply in one attempt; False if the server does not accept it."""
+    def push(self, reply: Message, *, again: bool = False) -> bool:
+        """Delivers a reply in one attempt; False if the server does not accept it.
+
+        `again` says that an earlier attempt broke off. The server may then wait for parts without saying so,
+        because it has taken the announcement of the reply. So all parts are sent, wanted or not.
+        """
         with no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
             tree = get_object_tree(reply)
@@ -189,15 +197,16 @@ class Connection:
         proto = message_to_proto(remove_content_from_message(reply))
         request = PushMessagesRequest(node=self._node, messages_list=[proto], message_object_trees=[tree])
         answer = self._fleet.PushMessages(request)
-        for name in answer.objects_to_push:
+        lost = again and not answer.objects_to_push
+        for name in parts if lost else answer.objects_to_push:
             part = PushObjectRequest(
                 node=request.node,
                 run_id=reply.metadata.run_id,
-                session_id=answer.session_id,
+                session_id="" if lost else answer.session_id,  # empty: any session that waits for this part
                 object_id=name,
                 object_content=parts[name],
             )
-            if not self._fleet.PushObject(part).stored:
+            if not self._fleet.PushObject(part).stored and not lost:
                 return False
         return True
 
