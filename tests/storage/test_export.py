@@ -158,6 +158,12 @@ def test_description_has_classes_input_and_calibration(exports: dict[str, Path],
     assert about["calibration"]["mix"] == model.calibration.mix.tolist()
 
 
+def test_a_repeated_export_gives_the_same_bytes(exports: dict[str, Path]) -> None:
+    """The archive has no dates."""
+    with zipfile.ZipFile(exports["torchscript"] / "model.pt") as archive:
+        assert {entry.date_time for entry in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+
+
 def test_exports_hold_no_paths_of_this_machine(exports: dict[str, Path]) -> None:
     """PyTorch writes stack traces into ONNX and TorchScript files."""
     contents = [file.read_bytes() for folder in exports.values() for file in folder.iterdir()]

@@ -101,7 +101,7 @@ def _export_torchscript(model: nn.Module, example: Tensor) -> Files:
     with zipfile.ZipFile(buffer) as old, zipfile.ZipFile(stripped, "w") as new:
         for name in old.namelist():
             if not name.endswith(".debug_pkl"):  # stack traces with the paths of this machine
-                new.writestr(name, old.read(name))
+                new.writestr(zipfile.ZipInfo(name), old.read(name))  # with no date, so always the same
     return {"model.pt": stripped.getvalue()}
 
 
