@@ -1,5 +1,6 @@
 """The Flower engine: on a fake Grid, whose clients can be made to fail, and on Flower's simulation."""
 
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -270,6 +271,38 @@ def test_a_client_that_is_not_connected_is_not_waited_for(
     grid.absent.add("south")
     events = run(engine__deadline=600)
     assert [e["reason"] for e in events if e["event"] == "left-out"] == ["it is not connected"] * 2
+
+
+def test_a_client_whose_connection_breaks_between_two_rounds_is_waited_for(
+    grid: FakeGrid, run: Callable[..., list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "NODE_POLL", 0.0)
+
+    def breaks(request: Message, reply: Message) -> Message:
+        if not grid.starts:
+            grid.starts["north"] = 1
+            grid.absent.add("north")
+            threading.Timer(1, grid.absent.discard, ("north",)).start()
+        return reply
+
+    grid.behaviours["north"] = breaks
+    events = run(engine__deadline=600)
+    assert [event["event"] for event in events] == ["round", "round"]
+
+
+def test_a_client_that_leaves_for_good_is_not_waited_for_long(
+    grid: FakeGrid, run: Callable[..., list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "RETURN_SECONDS", 0.5)
+
+    def leaves(request: Message, reply: Message) -> Message:
+        grid.absent.add("north")
+        return reply
+
+    grid.behaviours["north"] = leaves
+    events = run(engine__deadline=600)
+    left_out = [(e["t"], e["reason"]) for e in events if e["event"] == "left-out"]
+    assert left_out == [(2, "it is not connected")]
 
 
 def test_a_client_that_reconnects_in_time_gets_its_request_again(

@@ -20,6 +20,7 @@ log = logging.getLogger("fedseal")
 
 REPLY_POLL = 0.1  # seconds between two checks for replies
 NODE_POLL = 2.0  # seconds between two checks for clients that reconnected
+RETURN_SECONDS = 10.0  # at the start of a round, for a client whose connection has just broken
 MAX_SENDS = 10  # of a request to one client; a reply that never becomes complete occupies a thread
 MORE_HEADER = 20_000  # bytes by which a reply's header may exceed that of its request
 # A client that disconnected may come back before the deadline, so these errors are not its answer.
@@ -33,6 +34,7 @@ class ClientRegistry:
         self.grid, self.clients, self.keys = grid, set(clients), keys
         self.seen: set[str] = set()  # clients that have ever been connected
         self.revoked: set[str] = set()  # clients whose keys were revoked while the run went on
+        self.present: set[str] = set()  # clients that were connected at the last look
         self._names: dict[int, str] = {}  # by node
         self._queries: dict[str, int] = {}  # nodes that were asked for their name, by message
 
@@ -47,6 +49,7 @@ class ClientRegistry:
             named = {self._names[node.node_id]: node for node in nodes if node.node_id in self._names}
         found = {name: node for name, node in named.items() if name in self.clients}
         self.seen |= found.keys()
+        self.present = set(found)
         return found
 
     def replace_keys(self, keys: Mapping[bytes, str]) -> None:
@@ -129,7 +132,8 @@ class FlowerEngine:
             if id(packet) not in wires:
                 wires[id(packet)] = packet.to_bytes()
         sizes = {k: len(wires[id(packet)]) for k, packet in requests.items()}
-        end = time.monotonic() + self.deadline if self.deadline else float("inf")
+        start, before = time.monotonic(), self.registry.present
+        end = start + self.deadline if self.deadline else float("inf")
         waiting = set(requests)
         sent = dict[str, int]()  # clients by message
         activations = dict[int, str]()  # when a client connected that has its request
@@ -150,8 +154,9 @@ class FlowerEngine:
                             sent |= dict.fromkeys(self._send(node, k, wires[id(requests[k])]), k)
                 messages = list(self.grid.pull_messages(list(sent))) if sent else []
             for k in sorted(waiting - activations.keys()):
-                waiting.remove(k)
-                yield Reply(k, Packet(), problem=Problem("it is not connected"))
+                if self.names[k] not in before or time.monotonic() > start + RETURN_SECONDS:
+                    waiting.remove(k)
+                    yield Reply(k, Packet(), problem=Problem("it is not connected"))
             for k in sorted(k for k in waiting if sends[k] > MAX_SENDS):
                 waiting.remove(k)
                 problem = Problem(f"its connection broke more than {MAX_SENDS} times")
