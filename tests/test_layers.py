@@ -15,7 +15,7 @@ LAYERS = [
     ["config.sections", "config.__init__"],
     ["paper", "losses", "label_shift", "weights"],
     ["robust"],
-    ["aggregate", "secure"],
+    ["aggregate", "privacy", "secure"],
     ["data"],
     ["pretrained"],
     ["models"],

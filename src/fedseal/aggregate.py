@@ -7,6 +7,7 @@ on all engines. Another aggregation is a subclass of `Aggregation` that `RunSetu
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ class Aggregation:
     settings: AggregateSettings = field(default_factory=AggregateSettings)
     root: Root | None = None
 
+    counts: ClassVar[bool] = True  # if False, a client sends its upload and nothing else
+
     def upload(self, trained: Tensors, received: Tensors) -> Tensors:
         """At a client: what it sends after training `received` into `trained`."""
         return trained
@@ -42,6 +45,10 @@ class Aggregation:
                 reason = "its model is farther from the others than they are from each other (multi-krum)"
                 found |= dict.fromkeys(robust.krum_rejects(left, malicious), reason)
         return found
+
+    def release(self, received: Mapping[int, Tensors], sent: Mapping[int, Tensors]) -> Mapping[int, Tensors]:
+        """At the server: the uploads as the method sees them; `sent` has the model of each client asked."""
+        return received
 
     def combine(self, uploads: Mapping[int, Tensors], sent: Tensors, t: int) -> Tensors:
         """At the server: one model from the uploads of clients that were sent the model `sent` in round t."""

@@ -2,17 +2,18 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 
 from fedseal import weights
+from fedseal.aggregate import Aggregation
 from fedseal.core import Method, Packet, Problem, Reply
 
 MAX_COUNTS = 20
 MAX_GROWTH = 1000  # of the largest weight in one round; beyond it a client has diverged
 # Names in a round's event that belong to the server.
-RESERVED = {"event", "t", "bytes_down", "bytes_up", "left_out", "seconds"}
+RESERVED = {"event", "t", "bytes_down", "bytes_up", "epsilon", "left_out", "seconds"}
 
 
 def is_reserved(name: str) -> bool:
@@ -60,13 +61,26 @@ def find_problem(
     received, sent = reply.tensors[uploads], request.tensors[uploads]
     if not all(weights.all_finite(group) for group in reply.tensors.values()):
         return "its model has NaN or infinite weights (is client.lr too high?)"
-    if any(name in sent and not torch.equal(received[name], sent[name]) for name in ("mean", "std")):
+    if any(name in sent and not torch.equal(received[name], sent[name]) for name in weights.NORMALISATION):
         return "its model normalises images differently from the one it was sent"
     if any(bool((value < 0).any()) for name, value in received.items() if name.endswith("running_var")):
         return "its model has negative variances"
     if weights.largest_weight(received) > MAX_GROWTH * (1 + weights.largest_weight(sent)):
         return f"its weights grew more than {MAX_GROWTH}-fold in one round (is client.lr too high?)"
     return ""
+
+
+def released(
+    packets: Mapping[int, Packet], requests: Mapping[int, Packet], aggregation: Aggregation, uploads: str
+) -> Mapping[int, Packet]:
+    """The replies as the method sees them: the aggregation decides what it releases of the uploads."""
+    sent = {k: request.tensors[uploads] for k, request in requests.items() if request.trains}
+    received = {k: packets[k].tensors[uploads] for k in sent if k in packets}
+    shown = aggregation.release(received, sent)
+    if shown is received:
+        return packets
+    groups = {k: {uploads: values} for k, values in shown.items()}
+    return {k: Packet(groups.get(k, {}), {"t": request.scalars["t"]}) for k, request in requests.items()}
 
 
 def traffic(replies: Collection[Reply]) -> dict[str, int]:

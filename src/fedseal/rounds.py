@@ -11,7 +11,7 @@ from fedseal import weights
 from fedseal.config.config import Config
 from fedseal.core import Engine, Metrics, Packet, PreparationStep, Problem, Reply, Round, Server, derive_seed
 from fedseal.errors import UserError
-from fedseal.replies import check_reply, correct_rates, is_reserved, total_counts, traffic
+from fedseal.replies import check_reply, correct_rates, is_reserved, released, total_counts, traffic
 
 LAST_ROUNDS = 10  # a run's accuracy is the mean over its last rounds, since single rounds fluctuate
 
@@ -62,8 +62,13 @@ def rounds(
     names: Sequence[str],
     evaluate: Callable[[Packet], dict[str, float]],
     resume: Progress | None = None,
+    spend: Callable[[int, Sequence[int]], dict[str, float]] = lambda t, asked: {},
 ) -> Iterator[Event]:
-    """Runs the configured method round after round; `names` are the clients' names."""
+    """Runs the configured method round after round; `names` are the clients' names.
+
+    `spend` hears of each round and the clients asked to train before they are asked. It returns numbers for
+    the round's event: ε with differential privacy.
+    """
     method = config.selected_method()
     state = resume.state if resume else method.initial_state(server)
     first = resume.t + 1 if resume else 1
@@ -78,6 +83,8 @@ def rounds(
         # Step 1: supervised learning at the server.
         state, requests = method.server_round(current, state, server)
         check_finite(state, t, config)
+        trained = [k for k, request in requests.items() if request.trains]
+        spent = spend(t, trained)
         clock.lap("server")
 
         # Steps 2 to 4: the model goes out, clients train, their models come back.
@@ -91,13 +98,14 @@ def rounds(
             else:
                 replies[reply.client] = reply
             yield ClientDone(t, names[reply.client], done, len(requests))
-        trained = [k for k, request in requests.items() if request.trains]
         for k, why in find_outliers(method.uploads, requests, replies, server).items():
             del replies[k]
             left_out.append(k)
             yield LeftOut(t, names[k], Problem(why))
         check_enough(sum(k in replies for k in trained), len(trained), t, config)
-        state = method.collect(current, state, {k: replies[k].packet for k in sorted(replies)}, server)
+        packets = {k: replies[k].packet for k in sorted(replies)}
+        seen = released(packets, requests, server.aggregation, method.uploads)
+        state = method.collect(current, state, seen, server)
         clock.lap("clients")
 
         metrics: dict[str, Any] = {"event": "round", "t": t}
@@ -107,6 +115,7 @@ def rounds(
         usable = replies.values()
         metrics |= traffic(usable) | total_counts(usable) | correct_rates(usable)
         metrics |= check_names(method.metrics(state), config)
+        metrics |= spent
         metrics |= {"left_out": [names[k] for k in sorted(left_out)], "seconds": clock.laps}
         yield RoundDone(t, metrics, state)
 

@@ -28,6 +28,7 @@ from fedseal.errors import UserError
 from fedseal.features import Extractor, Features, FeatureViews, extract
 from fedseal.learn import train_supervised
 from fedseal.models import MODELS, PRETRAINED, Head, Network, build_network, make_backbone
+from fedseal.privacy import private_aggregation
 from fedseal.system.machine import find_device
 from fedseal.weights import Tensors
 
@@ -58,7 +59,7 @@ class RunSetup:
 
     def aggregation(self) -> Aggregation:
         """What clients upload, and what the server makes of it."""
-        return Aggregation(self.config.aggregate)
+        return private_aggregation(self.config.privacy, self.config.aggregate)
 
     def with_features(self, *, progress: bool = False) -> "RunSetup":
         """With `model.freeze`, the same setup with the features of all images: from the disk, or computed."""
@@ -136,7 +137,7 @@ class RunSetup:
         )
         if self.config.aggregate.rule == "fltrust":
             root = partial(train_supervised, server, stream="root")
-            server = replace(server, aggregation=Aggregation(self.config.aggregate, root))
+            server = replace(server, aggregation=replace(server.aggregation, root=root))
         return server
 
     def client(self, k: int, model: Network, record_labels: RecordLabels = ignore_labels) -> Participant:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 Tensors = dict[str, Tensor]
+NORMALISATION = ("mean", "std")  # buffers of `Network` that training does not change
 
 
 def get_weights(model: nn.Module) -> Tensors:

@@ -53,12 +53,12 @@ def test_new_option_with_its_default_keeps_the_fingerprint(
 
     class NewConfig(Config):
         client: NewClient = Field(default_factory=NewClient)
-        privacy: float = 0.0
+        novelty: float = 0.0
 
     base = load_config("fmnist-lenet", {"client.lr": 0.5})
     raw = base.to_dict()
     assert NewConfig.model_validate(raw).fingerprint() == base.fingerprint()
-    for changed in ({"privacy": 1.0}, {"client": raw["client"] | {"warm_up": 3}}):
+    for changed in ({"novelty": 1.0}, {"client": raw["client"] | {"warm_up": 3}}):
         assert NewConfig.model_validate(raw | changed).fingerprint() != base.fingerprint()
 
     class NewMethod(FedSEAL):

@@ -18,6 +18,7 @@ from fedseal.config.sections import (
     DataSettings,
     EngineSettings,
     ModelSettings,
+    PrivacySettings,
     SecureSettings,
     ServerTrainingSettings,
     Settings,
@@ -63,6 +64,7 @@ class Config(Settings):
     aggregate: AggregateSettings = Field(default_factory=AggregateSettings)
     simulate: SimulateSettings = Field(default_factory=SimulateSettings)
     secure: SecureSettings = Field(default_factory=SecureSettings)
+    privacy: PrivacySettings = Field(default_factory=PrivacySettings)
     engine: EngineSettings = Field(default_factory=EngineSettings)
     options: dict[str, SerializeAsAny[Method]] = Field(
         default_factory=dict, description="the methods' own sections by name"
@@ -153,7 +155,7 @@ class Config(Settings):
                 model["weights"] = hash_file(Path(self.model.weights))
         changed |= {"aggregate": self._robustness(), "simulate": self._attack()}
         if not method.uses_clients:
-            clients = ("cohort", "client", "aggregate", "simulate", "secure")
+            clients = ("cohort", "client", "aggregate", "simulate", "secure", "privacy")
             changed = {k: v for k, v in changed.items() if k not in clients}
         if not method.strong_views and self.server.augment != "strong":
             weak = {k: v for k, v in changed.get("augment", {}).items() if k in ("flip", "shift")}

@@ -15,6 +15,7 @@ MAX_NUMBER = 10**9
 MAX_SIZE = 4096
 MAX_THREADS = 1024
 DEFAULT_GATE = 3.0
+MIN_PRIVACY = 1e-3  # as noise, ε is above 500,000
 
 
 class Settings(BaseModel):
@@ -274,6 +275,34 @@ class SecureSettings(Settings):
     def _check_threshold(self) -> Self:
         if self.threshold == 1:
             raise ValueError("threshold must be at least 2: the sum of one client hides nothing")
+        return self
+
+
+class PrivacySettings(Settings):
+    """The `[privacy]` section: differential privacy for clients (docs/privacy.md)."""
+
+    mode: Literal["none", "central", "local"] = Field(
+        "none",
+        description="who adds noise to the clients' updates: none, central (the server, to their sum) or"
+        " local (each client, before it uploads)",
+    )
+    clip: float = Field(
+        1.0, gt=0, le=MAX_NUMBER, description="C: maximum L2 norm of a client's update; others are scaled"
+    )
+    noise: float = Field(
+        1.0, ge=0, le=MAX_NUMBER, description="σ: the noise has deviation σ·C; 0: clip only, not private"
+    )
+    epsilon: float = Field(0.0, ge=0, le=MAX_NUMBER, description="budget ε of the run; 0: only report ε")
+    delta: float = Field(1e-5, ge=1e-12, lt=1, description="δ: set it well below 1 / number of clients")
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> Self:
+        if self.mode == "none" and self.model_dump(exclude_defaults=True):
+            raise ValueError("mode is none, so the other keys have no effect: set it to central or local")
+        if self.epsilon and not self.noise:
+            raise ValueError("epsilon is a budget, but without noise every budget is exceeded: raise noise")
+        if 0 < self.noise < MIN_PRIVACY or 0 < self.epsilon < MIN_PRIVACY:
+            raise ValueError(f"noise and epsilon must be 0 or at least {MIN_PRIVACY}")
         return self
 
 

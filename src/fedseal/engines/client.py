@@ -76,8 +76,11 @@ def run_client(
 
 
 def _uploaded(method: Method, client: Participant, request: Packet, reply: Packet) -> Packet:
-    """The reply with what the aggregation makes of the trained weights."""
+    """The reply with what the aggregation makes of the trained weights, and without what it forbids."""
     group = method.uploads
+    if not client.aggregation.counts:
+        kept = {name: values for name, values in reply.tensors.items() if name == group}
+        reply = Packet(kept, {"t": request.scalars["t"]})
     if group not in reply.tensors:
         return reply
     upload = client.aggregation.upload(reply.tensors[group], request.tensors[group])

@@ -127,6 +127,36 @@ def bar_chart(series: Series, title: str, y: str, paths: Sequence[Path]) -> None
     _save(figure, axes, paths)
 
 
+def trade_off_chart(
+    series: Mapping[str, Sequence[tuple[str, float, float]]],
+    baseline: tuple[str, float],
+    title: str,
+    x: str,
+    path: Path,
+) -> None:
+    """A line for each series of percentages: place on the x axis, value, deviation; and a dashed baseline.
+
+    The right half is the same, enlarged around the baseline.
+    """
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    places = list(dict.fromkeys(place for points in series.values() for place, _, _ in points))
+    halves = figure.subplots(1, 2)
+    for axes in halves:
+        for number, (name, points) in enumerate(series.items()):
+            numbers, values, deviations = zip(*((places.index(p), v, d) for p, v, d in points), strict=True)
+            axes.errorbar(numbers, values, deviations, label=name, color=f"C{number}", marker="o", capsize=3)
+        axes.axhline(baseline[1], color="black", linestyle="--", linewidth=1, label=baseline[0])
+        axes.set(xticks=range(len(places)), xticklabels=places, xlabel=x)
+        axes.yaxis.set_major_formatter(PercentFormatter(decimals=0))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", alpha=0.3)
+    top = max(value + deviation for points in series.values() for _, value, deviation in points)
+    halves[1].set_ylim(2 * baseline[1] - top - 1, top + 1)
+    figure.suptitle(title, fontsize=11)
+    figure.legend(*halves[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    _save(figure, halves[0], [path])
+
+
 def grouped_bars(
     series: Mapping[str, Sequence[float]],
     colours: Sequence[str],

@@ -13,6 +13,7 @@ from fedseal.report.run import Run, finite_points, format_left_out, format_round
 from fedseal.report.titles import EXPLANATIONS, accuracy_title, heading, metric_title, model_of
 from fedseal.run_setup import images_are_elsewhere
 from fedseal.storage.accuracies import judged_by
+from fedseal.storage.summary import describe_privacy
 
 COUNTS, RATES = "Images that clients learn from", "Correct labels"
 SKIPPED_SHOWN = 100
@@ -107,6 +108,21 @@ def method_sections(runs: Mapping[str, Run]) -> list[str]:
 
 def _join(label: str, title: str) -> str:
     return f"{label}, {title}" if label else title
+
+
+def privacy_section(run: Run) -> list[str]:
+    """With differential privacy: the guarantee, and how ε grew."""
+    words = describe_privacy(run.summary)
+    if not words:
+        return []
+    chart = charts.line_chart({"ε spent": points}) if (points := run.points("epsilon")) else ""
+    explained = [
+        "ε bounds what anybody can learn about a client's images from what it uploaded: the smaller, the"
+        " better (docs/privacy.md).",
+        "Numbers that only a simulation knows, such as accuracies on clients' images, are not covered.",
+        "The noise comes from the operating system, not from the seed: a repeated run has other results.",
+    ]
+    return [section("Differential privacy", f"<p>{escape(words)}.</p>" + chart + notes(explained))]
 
 
 def problems_section(run: Run, skipped: Mapping[str, str]) -> list[str]:

@@ -14,6 +14,7 @@ from fedseal.report.sections import (
     accuracy_comparison,
     accuracy_sections,
     method_sections,
+    privacy_section,
     problems_section,
     reproduction_section,
 )
@@ -32,7 +33,7 @@ def write_report(
     `memories` are those of the clients. Without `setup` the report shows no images.
     """
     run = Run.read(folder)
-    sections = [*accuracy_sections(run), *method_sections({"": run})]
+    sections = [*accuracy_sections(run), *privacy_section(run), *method_sections({"": run})]
     sections += image_sections(run, setup, memories) if setup else []
     sections += problems_section(run, setup.federation.pool.skipped if setup else {})
     path = path or folder / "report.html"

@@ -3,7 +3,7 @@
     python -m fedseal.reproduce.docs
 
 A table is written between its two marks, <!-- results NAME --> and <!-- end -->. NAME is one of `WRITERS`, or
-the name of a table. The figures are `docs/accuracy.svg` and `docs/class-mix.svg`.
+the name of a table. The figures are `docs/accuracy.svg`, `docs/class-mix.svg` and `docs/privacy.svg`.
 """
 
 import json
@@ -16,8 +16,9 @@ from typing import Any
 
 from fedseal.config.load import load_config
 from fedseal.errors import UserError
+from fedseal.reproduce import privacy
 from fedseal.reproduce.cells import Cell, Scale, Table, find_table, folder_name, load_tables
-from fedseal.reproduce.figures import draw_methods, draw_mixes
+from fedseal.reproduce.figures import draw_methods, draw_mixes, draw_privacy
 from fedseal.reproduce.measure import Measured, margins_and_gaps, measure, measure_images, outdated_note
 from fedseal.reproduce.store import ResultStore
 from fedseal.rounds import LAST_ROUNDS
@@ -27,8 +28,11 @@ from fedseal.storage.run_folder import Result
 from fedseal.system.files import write_atomic
 
 MARKED = re.compile(r"(<!-- results (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-PAGES = ("README.md", *(f"docs/{name}.md" for name in ("results", "evidence", "paper-map", "label-shift")))
-FIGURE, MIXES = Path("docs/accuracy.svg"), Path("docs/class-mix.svg")
+PAGES = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("results", "evidence", "paper-map", "label-shift", "privacy")),
+)
+FIGURE, MIXES, PRIVACY = (Path(f"docs/{name}.svg") for name in ("accuracy", "class-mix", "privacy"))
 MAX_SEEDS = 20
 
 
@@ -121,6 +125,19 @@ def write_few_images(store: ResultStore) -> str:
     return to_markdown(
         [head, *([place, *(f"{row[name]:.1f}" for name in names)] for place, row in rows.items())]
     )
+
+
+def write_privacy(store: ResultStore) -> str:
+    """Accuracy by ε with differential privacy, and the clip that was chosen for it."""
+    measured = privacy.read(store.folder / "privacy.json")
+    if not measured:
+        return "Not run."
+    first = next(iter(measured.values()))
+    rows = [["test accuracy in %", *(name if name == privacy.WITHOUT else f"ε = {name}" for name in first)]]
+    for run, points in measured.items():
+        rows.append([run, *(point.text() for point in points.values())])
+        rows.append(["clip", *(point.clip or "–" for point in points.values())])
+    return to_markdown(rows)
 
 
 def write_evidence(store: ResultStore) -> str:
@@ -217,6 +234,7 @@ WRITERS = {
     "state": write_state,
     "evidence": write_evidence,
     "few-images": write_few_images,
+    "privacy": write_privacy,
 }
 
 
@@ -238,6 +256,7 @@ def main() -> None:
         write_atomic(page, refresh(page.read_text("utf-8"), store))
     draw_methods(store, FIGURE)
     draw_mixes(store, MIXES)
+    draw_privacy(store, PRIVACY)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
 
+from fedseal.reproduce import privacy
 from fedseal.reproduce.cells import Cell, Scale, Table, find_table, folder_name
 from fedseal.reproduce.measure import measure
 from fedseal.reproduce.store import ResultStore
@@ -89,4 +90,23 @@ def draw_mixes(store: ResultStore, path: Path) -> Path | None:
         colours.append(colour)
     title = "Accuracy on clients' images: Fashion-MNIST, 500 labels at the server, mean of 3 seeds"
     plots.grouped_bars(series, colours, list(table.columns), title, path)
+    return path
+
+
+def draw_privacy(store: ResultStore, path: Path) -> Path | None:
+    """Draws accuracy against ε, with the deviation over seeds; None if it was not measured."""
+    measured = privacy.read(store.folder / "privacy.json")
+    if not measured:
+        return None
+    series = {
+        run: [
+            (name, point.mean, point.deviation or 0.0)
+            for name, point in points.items()
+            if name != privacy.WITHOUT
+        ]
+        for run, points in measured.items()
+    }
+    baseline = next(iter(measured.values()))[privacy.WITHOUT].mean
+    title = "Test accuracy with differential privacy: Fashion-MNIST, 100 labels, 12,000 images at clients"
+    plots.trade_off_chart(series, (privacy.WITHOUT, baseline), title, f"ε at δ = {privacy.DELTA:g}", path)
     return path

@@ -9,6 +9,7 @@ from fedseal.data.catalogue import PUBLISHED
 from fedseal.rounds import LAST_ROUNDS
 from fedseal.storage.accuracies import PREFIXES
 from fedseal.storage.classifier import Classifier
+from fedseal.storage.summary import describe_privacy
 
 # By format: what to import, and how to compute logits [n, M] of pixels [n, C, H, W].
 USAGE = {
@@ -79,6 +80,8 @@ def write_card(
         "trained with": f"fedseal {summary['versions']['fedseal']}",
         "licence": licence,
     }
+    if privacy := describe_privacy(summary):
+        facts["differential privacy"] = privacy
     size, channels = classifier.size, classifier.channels
     return CARD.format(
         facts="\n".join(f"| {name} | {_cell(value)} |" for name, value in facts.items()),

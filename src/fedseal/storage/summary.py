@@ -1,6 +1,7 @@
 """Reads `summary.json`, and checks what it holds."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +33,19 @@ class Labels(BaseModel):
     total: int
 
 
+class Privacy(BaseModel):
+    """Differential privacy (privacy_ledger.py)."""
+
+    model_config = STRICT
+
+    mode: Literal["central", "local"]
+    clip: float
+    noise: float
+    delta: float
+    epsilon: float | None  # None: without noise
+    uploads: int  # of the client that was asked most often
+
+
 class Summary(BaseModel):
     """The keys that every summary has, and their types. Further keys are allowed."""
 
@@ -47,6 +61,19 @@ class Summary(BaseModel):
     versions: dict[str, str]
     left_out: dict[str, int] = Field(default_factory=dict)
     validation_accuracy: Accuracy
+    privacy: Privacy | None = None
+
+
+def describe_privacy(summary: Mapping[str, Any]) -> str:
+    """The guarantee of a run with differential privacy, in a few words; empty for another run."""
+    if (found := summary.get("privacy")) is None:
+        return ""
+    if found["epsilon"] is None:
+        return f"none: updates are clipped to {found['clip']:g}, but there is no noise"
+    return (
+        f"ε = {found['epsilon']:.3g} at δ = {found['delta']:g} for each client ({found['mode']}, clip"
+        f" {found['clip']:g}, noise {found['noise']:g}, up to {found['uploads']} uploads)"
+    )
 
 
 def read_summary_file(path: Path) -> dict[str, Any]:

@@ -82,7 +82,8 @@ class Dashboard:
         events = read_events(self.folder / "events.jsonl")
         rounds = [event for event in events if event["event"] == "round"]
         done = rounds[-1]["t"] if rounds else 0
-        words = [f"{done} of {self.config.rounds} rounds", self.phase, self.left]
+        spent = f"ε {rounds[-1]['epsilon']:.3g} spent" if rounds and "epsilon" in rounds[-1] else ""
+        words = [f"{done} of {self.config.rounds} rounds", self.phase, self.left, spent]
         state = f"<p>{escape(', '.join(filter(None, words)))}.</p>"
         sections = [section("State", state), *accuracies(rounds)]
         left_out = [event for event in events if event["event"] == "left-out"]

@@ -179,7 +179,7 @@ def tags(metrics: Mapping[str, Any]) -> dict[str, float]:
             group = (
                 "accuracy" if name.endswith("accuracy") else "network" if name[:6] == "bytes_" else "method"
             )
-            found[f"{group}/{name}"] = value
+            found[f"{'privacy' if name == 'epsilon' else group}/{name}"] = value
         elif isinstance(value, list) and not is_reserved(name):
             found |= {f"{name}/{number}": entry for number, entry in enumerate(value)}
     return found
@@ -244,6 +244,8 @@ def status(metrics: Mapping[str, Any], titles: Mapping[str, str]) -> str:
             break
     if "client_accuracy" in metrics:
         words.append(f"client {metrics['client_accuracy']:.1%}")
+    if "epsilon" in metrics:
+        words.append(f"ε {metrics['epsilon']:.3g}")
     for name, value in metrics.items():
         if is_reserved(name) or not isinstance(value, int | float):
             continue

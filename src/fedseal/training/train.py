@@ -28,6 +28,7 @@ from fedseal.storage.accuracies import summarize
 from fedseal.storage.checkpoint import open_checkpoint
 from fedseal.storage.events_file import read_rounds_until
 from fedseal.storage.model_file import save_model
+from fedseal.storage.privacy_ledger import Ledger, open_ledger
 from fedseal.storage.run_folder import (
     Result,
     checkpoint_file,
@@ -114,8 +115,9 @@ def run_training(
     if server.model.loaded:
         console.print(printable(server.model.loaded), markup=False, soft_wrap=True)
     config.selected_method().check(server)
+    ledger = open_ledger(folder, config, len(federation.clients))
     with lock_run(folder), threads(config.server.threads):
-        result = _train(setup, server, folder, console, observers, start_engine, started)
+        result = _train(setup, server, folder, console, observers, start_engine, started, ledger)
     extra = about("result", accuracy=result.accuracy, folder=str(folder))
     progress_log.info("finished: accuracy %.2f %%, run folder %s", 100 * result.accuracy, folder, extra=extra)
     return result
@@ -129,6 +131,7 @@ def _train(
     further: Sequence[Observer],
     start_engine: StartEngine,
     started: float,
+    ledger: Ledger | None,
 ) -> Result:
     """Continues from the last checkpoint, if there is one, to the last round."""
     config, method = setup.config, setup.config.selected_method()
@@ -142,13 +145,15 @@ def _train(
                 f"{folder} already has {done} rounds, but rounds is {config.rounds}: raise it, or choose"
                 " another --out."
             )
+        if ledger:
+            ledger.check(done)
         write_atomic(folder / "config.toml", config.to_toml())
 
         def seconds() -> float:
             return time.perf_counter() - started + (resumed.seconds if resumed else 0.0)
 
         if resumed and done == config.rounds:  # stopped between its last round and its last file
-            return _finish(folder, setup, resumed.progress.state, memories, seconds())
+            return _finish(folder, setup, resumed.progress.state, memories, seconds(), ledger)
         engine = start_engine(setup, memories)
         stack.callback(engine.close)
         if config.secure.enabled:
@@ -171,13 +176,14 @@ def _train(
         progress_log.info(words, config.method, first, config.rounds, number, folder, extra=extra)
         progress, evaluate = resumed.progress if resumed else None, Evaluator(setup, server)
         state = progress.state if progress else Packet()
-        for event in rounds(config, server, engine, setup.federation.names, evaluate, progress):
+        spend = {"spend": ledger.spend} if ledger else {}
+        for event in rounds(config, server, engine, setup.federation.names, evaluate, progress, **spend):
             with defer_interrupts():
                 for observer in observers:
                     observer(event)
             state = getattr(event, "state", state)
         # Before the engine closes, which can take long with clients on other machines.
-        return _finish(folder, setup, state, memories, seconds())
+        return _finish(folder, setup, state, memories, seconds(), ledger)
 
 
 def find_engine(name: str) -> StartEngine:
@@ -213,11 +219,19 @@ def check_data(config: Config, federation: Federation) -> None:
         )
 
 
-def _finish(folder: Path, setup: RunSetup, state: Packet, memories: MemoryStore, seconds: float) -> Result:
+def _finish(
+    folder: Path,
+    setup: RunSetup,
+    state: Packet,
+    memories: MemoryStore,
+    seconds: float,
+    ledger: Ledger | None,
+) -> Result:
     """Writes the model, the summary and the report."""
     config = setup.config
     judged = config.evaluate if config.evaluate in state.tensors else "model"
-    result = Result(folder, _summarize_run(folder, setup, judged, seconds))
+    summary = _summarize_run(folder, setup, judged, seconds)
+    result = Result(folder, summary | ({"privacy": ledger.summary()} if ledger else {}))
     save_model(folder / "model.safetensors", state.tensors[judged], setup)
     write_atomic(folder / "summary.json", json.dumps(result.summary, indent=2) + "\n")
     write_report(folder, setup, memories)

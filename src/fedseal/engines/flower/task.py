@@ -49,6 +49,8 @@ def make_task(setup: RunSetup, run: str, *, memory_folder: str = "") -> ClientTa
     pool, raw, method = setup.federation.pool, setup.config.to_dict(), setup.config.method
     config = {key: raw[key] for key in ("method", "seed", "model", "augment", "client", section_name(method))}
     config["augment"] = {"flip": pool.flips} | raw["augment"]
+    if setup.config.privacy.mode != "none":  # a client of an older version refuses it
+        config["privacy"] = raw["privacy"]
     if memory_folder:
         config |= {"data": raw["data"], "engine": raw["engine"]}
     else:
