@@ -31,7 +31,7 @@ LARGE_PIXELS = (
 _large_images = ThreadPoolExecutor(1, "large-image")
 
 # A file, its content, an image of Pillow, or an array: uint8 [H, W] or [H, W, C].
-ImageSource = Path | bytes | memoryview | Image.Image | Pixels
+ImageSource = Path | bytes | Image.Image | Pixels
 
 
 def decode_image(source: ImageSource, size: int | None, channels: int | None) -> Pixels:

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,8 @@ PARTS = ("train", "validation", "test")
 # A file of a few kilobytes can hold gigabytes: one image to which a million rows refer. A PNG file with one
 # colour that is enlarged to 224×224 pixels expands by a factor of 1,500.
 MAX_EXPANSION, FREE_BYTES = 2000, 1 << 28
+MAX_ROWS = 16  # that are read at once
+BLOCK_ROWS, BLOCK_BYTES = 1024, 1 << 26  # that are decoded at once
 
 
 def load_parquet(data: DataSettings, progress: bool) -> Pool:
@@ -88,23 +90,18 @@ def _read_part(paths: list[Path], size: int | None, channels: int | None, progre
     classes: tuple[str, ...] = ()
     for path in paths:
         try:
-            columns = pq.read_schema(path).names
+            file = pq.ParquetFile(path)
+            largest = max(_column_sizes(file.metadata), default=0)
+            _check_expansion(path, largest)
+            columns = file.schema_arrow.names
             column = "image" if "image" in columns else "img"
             if not {column, "label"} <= set(columns):
                 raise UserError(f"{path} needs the columns image and label, but has {', '.join(columns)}.")
-            # As a dictionary, an image that many rows refer to is in memory once.
-            file = pq.ParquetFile(path, read_dictionary=[f"{column}.bytes"])
-            _check_expansion(path, max(_column_sizes(file.metadata), default=0))
             classes = classes or _class_names(file.schema_arrow.metadata)
             with progress_bar(path.name, file.metadata.num_rows, show=progress) as advance:
                 row = expanded = 0
-                for batch in file.iter_batches(1024, columns=[column, "label"]):
-                    content = _contents(batch.column(column).field("bytes"))
-                    for image, label in zip(
-                        decode_images(content, size, channels),
-                        batch.column("label").cast("int64").to_pylist(),
-                        strict=True,
-                    ):
+                for content, numbers in _read_blocks(file, column, largest):
+                    for image, label in zip(decode_images(content, size, channels), numbers, strict=True):
                         if isinstance(image, Exception) or label is None or label < 0:  # -1: no label
                             skipped[f"{path} row {row}"] = "no readable image or no label"
                             log.warning("skipped row %d of %s: no readable image or no label", row, path)
@@ -144,11 +141,23 @@ def _check_expansion(path: Path, size: int) -> None:
         )
 
 
-def _contents(images: "pa.DictionaryArray") -> list[memoryview]:
-    """The bytes of each image; equal ones are in memory once. Empty if a row has none."""
-    places = images.indices.to_pylist()
-    known = {place: memoryview(images.dictionary[place].as_buffer()) for place in set(places) - {None}}
-    return [known.get(place, memoryview(b"")) for place in places]
+def _read_blocks(
+    file: "pq.ParquetFile", column: str, largest: int
+) -> Iterator[tuple[list[bytes], list[int | None]]]:
+    """The bytes and labels of the images, in blocks that fit into memory.
+
+    Each of the rows that are read at once may refer to the same image, which has up to `largest` bytes.
+    """
+    rows = max(1, min(MAX_ROWS, BLOCK_BYTES // max(largest, 1)))
+    content: list[bytes] = []
+    labels: list[int | None] = []
+    for batch in file.iter_batches(rows, columns=[column, "label"]):
+        content += [image or b"" for image in batch.column(column).field("bytes").to_pylist()]
+        labels += batch.column("label").cast("int64").to_pylist()
+        if len(content) >= BLOCK_ROWS or sum(map(len, content)) > BLOCK_BYTES:
+            yield content, labels
+            content, labels = [], []
+    yield content, labels
 
 
 def _class_names(metadata: Mapping[bytes, bytes] | None) -> tuple[str, ...]:

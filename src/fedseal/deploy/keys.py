@@ -32,7 +32,7 @@ from fedseal.errors import UserError
 from fedseal.system.files import cannot_write, read_file, write_atomic
 from fedseal.system.secret_files import check_secret, read_secret
 
-DAYS, MAX_DAYS = 365, 3650  # for which certificates are valid: by default, and at most
+DAYS = 365  # for which certificates are valid by default
 SOON = timedelta(days=30)  # before a certificate expires
 PEM_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 PEM_ENCRYPTED = b"-----BEGIN ENCRYPTED PRIVATE KEY-----"
@@ -85,11 +85,8 @@ def revoke_client(folder: Path, name: str) -> None:
         raise cannot_write(folder, error) from error
 
 
-def renew_server(folder: Path, days: int = DAYS) -> datetime:
-    """Replaces the server's key and certificate, and returns when the new one expires.
-
-    Clients need nothing new, since the CA stays the same.
-    """
+def renew_server(folder: Path, days: int = DAYS) -> None:
+    """Replaces the server's key and certificate. Clients need nothing new, since the CA stays the same."""
     ca, ca_key = _load_ca(folder)
     try:
         hosts = certificates.certified_hosts(_certificate(folder / "server.crt"))
@@ -99,7 +96,6 @@ def renew_server(folder: Path, days: int = DAYS) -> datetime:
     server = certificates.certify_server(key.public_key(), hosts, days, ca, ca_key)
     _write(folder / "server.key", _pem(key))
     _write(folder / "server.crt", _pem(server))
-    return server.not_valid_after_utc
 
 
 def renew_ca(folder: Path, days: int = DAYS) -> list[Path]:
