@@ -35,12 +35,12 @@ def find_program() -> str | None:
     return shutil.which("testssl.sh") or shutil.which("testssl")
 
 
-def scan(program: str, port: int, ca: Path, *options: str) -> list[dict[str, Any]]:
+def scan(program: str, port: int, ca: Path) -> list[dict[str, Any]]:
     """All findings about the server at a port of this machine."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "findings.json"
         quiet = ["--quiet", "--color", "0", "--warnings", "batch", "--jsonfile", str(file)]
-        words = [program, *quiet, "--add-ca", str(ca), *options, f"127.0.0.1:{port}"]
+        words = [program, *quiet, "--add-ca", str(ca), f"127.0.0.1:{port}"]
         subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, check=False)
         findings: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))
     return findings

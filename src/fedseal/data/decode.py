@@ -25,9 +25,7 @@ UNSIGNED, WHITE_IS_ZERO = 1, 0  # values of TIFF tags
 
 # A small file can have billions of pixels, and Pillow needs 4 to 20 bytes of memory for each of them.
 MAX_PIXELS = 1 << 26  # 8192×8192; larger images are refused before they are decoded
-LARGE_PIXELS = (
-    1 << 24
-)  # larger images are decoded one at a time, in a thread that keeps the memory of the last
+LARGE_PIXELS = 1 << 24  # larger images are decoded one after the other, in a thread of their own
 _large_images = ThreadPoolExecutor(1, "large-image")
 
 # A file, its content, an image of Pillow, or an array: uint8 [H, W] or [H, W, C].

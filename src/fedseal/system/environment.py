@@ -40,9 +40,7 @@ MLFLOW = {
 def set_up_process(arithmetic: str | None = None) -> None:
     """Prepares this process, and those that it starts: Flower, MLflow, and the arithmetic if it is given."""
     os.environ |= {**MLFLOW, **os.environ, **FLOWER}
-    warnings.filterwarnings(
-        "ignore", r"Image size .* exceeds limit"
-    )  # of Pillow, for an image that is skipped
+    warnings.filterwarnings("ignore", "Image size .* exceeds limit")  # such an image is refused by name
     if arithmetic is not None:
         use_arithmetic(arithmetic)
 
