@@ -2,7 +2,8 @@
 # make test   lint, types and the whole test suite
 # make bench  the benchmarks, ratios in one table at the end
 # make bench-peers  other federated-learning frameworks on the same work
-# make fuzz   10,000 generated inputs; none may end in a traceback or a hang
+# make fuzz   20,000 generated inputs; none may end in a traceback or a hang
+# make torture  1,000 kills and other disturbances; every run must end with the same result
 # make lint   ruff and mypy alone
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PEERS := .venv-peers
 
-.PHONY: setup demo test bench bench-peers fuzz lint clean
+.PHONY: setup demo test bench bench-peers fuzz torture lint clean
 
 setup: $(READY)
 
@@ -41,6 +42,14 @@ bench: setup
 
 fuzz: setup
 	$(BIN)/python tests/fuzz/fuzzing.py --inputs 10000 --out results/bench/fuzz.json
+	$(BIN)/python tests/fuzz/packets.py --inputs 10000 --out results/bench/fuzz-packets.json
+	$(BIN)/python -m bench.robustness
+
+torture: setup
+	$(BIN)/fedseal data get fashion-mnist
+	$(BIN)/python tests/torture/torture.py --kills 1000 --out results/bench/torture.json
+	$(BIN)/python tests/torture/serving_memory.py --rounds 500 --out results/bench/serving-memory.json
+	$(BIN)/python -m bench.robustness
 
 # The frameworks see the packages of the first environment, so that all contestants use the same PyTorch.
 $(PEERS)/.ready: bench/peers/requirements.txt | setup

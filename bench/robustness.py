@@ -1,0 +1,41 @@
+"""Writes the section "Robustness" of docs/benchmarks.md from what `make torture` and `make fuzz` measured."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bench.page import write_block
+
+RESULTS = Path("results/bench")
+
+
+def read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / name).read_text("utf-8"))
+    return found
+
+
+def lines(
+    torture: dict[str, Any], memory: dict[str, Any], fuzz: dict[str, Any], packets: dict[str, Any]
+) -> list[str]:
+    """Tables of disturbances, of memory, and of changed inputs."""
+    done = sorted(torture["disturbances"].items(), key=lambda item: -item[1])
+    runs = sum(torture["runs"].values())
+    text = ["| disturbance | number |", "|---|---:|", *(f"| {name} | {number:,} |" for name, number in done)]
+    text += ["", f"{torture['kills']:,} kills in {runs:,} runs: {torture['lost']} runs were lost, and"]
+    text[-1] += f" {torture['different']} ended with another result."
+    rows = memory["megabytes"]
+    names = [name for name in rows[0] if name != "round"]
+    text += ["", f"| MB of memory after round | {' | '.join(str(row['round']) for row in rows)} |"]
+    text += [f"|---|{'---:|' * len(rows)}"]
+    text += [f"| {name} | {' | '.join(f'{row[name]:.1f}' for row in rows)} |" for name in names]
+    text += ["", "| changed inputs | number | errors | hangs |", "|---|---:|---:|---:|"]
+    for title, found in (("command line, files", fuzz), ("packets, messages, checkpoints, models", packets)):
+        text += [f"| {title} | {found['inputs']:,} | {found['errors']} | {found['hangs']} |"]
+    versions = torture["versions"]
+    machine = f"{versions['processor']}; fedseal {versions['fedseal']}, torch {versions['torch']}"
+    return [*text, "", f"Measured on {torture['date']}: {torture['cores']} core(s), {machine}."]
+
+
+if __name__ == "__main__":
+    names = ("torture", "serving-memory", "fuzz", "fuzz-packets")
+    write_block("robustness", lines(*(read(f"{name}.json") for name in names)))

@@ -1,0 +1,30 @@
+"""Some disturbances of each kind: no run is lost, and each ends with the same result as undisturbed."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from deployed import torture_deployment, torture_messages
+from single import torture_exporting, torture_reproducing, torture_training
+
+from torture import Tally, Turn, torture
+
+TURNS = (
+    Turn("train", torture_training, 12, 40),
+    Turn("export", torture_exporting, 1, 40),
+    Turn("reproduce", torture_reproducing, 1, 2),
+    Turn("deployment", torture_deployment, 4, 8),
+    Turn("messages", torture_messages, 0, 8),
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+def test_disturbed_runs_end_as_if_undisturbed(tmp_path: Path) -> None:
+    tally = Tally(seed=1)
+    torture(tmp_path, tally, kills=1000, runs=len(TURNS), jobs=2, turns=TURNS)
+    assert not tally.lost and not tally.different, "\n".join(tally.lost + tally.different)
+    assert tally.kills >= 8 and tally.runs.total() == len(TURNS)
+    assert {"message late", "message twice"} <= tally.disturbances.keys()
