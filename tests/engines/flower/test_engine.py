@@ -290,6 +290,34 @@ def test_a_client_whose_connection_breaks_between_two_rounds_is_waited_for(
     assert [event["event"] for event in events] == ["round", "round"]
 
 
+def test_a_client_is_waited_for_although_it_was_away_at_the_end_of_the_last_round(
+    grid: FakeGrid, run: Callable[..., list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """North has replied and is away while the server still waits for south."""
+    monkeypatch.setattr(engine_module, "NODE_POLL", 0.0)
+    looks = 0
+
+    def look(
+        self: FakeGrid, usual: Callable[[FakeGrid], list[NodeInfo]] = FakeGrid.get_nodes
+    ) -> list[NodeInfo]:
+        nonlocal looks
+        looks += bool(grid.absent)
+        if looks == 4:
+            grid.absent.clear()
+        return usual(self)
+
+    def fails_once(request: Message, reply: Message) -> Message:
+        if looks:
+            return reply
+        grid.absent.add("north")
+        return Message(Error(ErrorCode.NODE_UNAVAILABLE, "offline"), reply_to=request)
+
+    monkeypatch.setattr(FakeGrid, "get_nodes", look)
+    grid.behaviours["south"] = fails_once
+    events = run(engine__deadline=600)
+    assert [event["event"] for event in events] == ["round", "round"] and looks == 4
+
+
 def test_a_client_that_leaves_for_good_is_not_waited_for_long(
     grid: FakeGrid, run: Callable[..., list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ class ClientRegistry:
         self.grid, self.clients, self.keys = grid, set(clients), keys
         self.seen: set[str] = set()  # clients that have ever been connected
         self.revoked: set[str] = set()  # clients whose keys were revoked while the run went on
-        self.present: set[str] = set()  # clients that were connected at the last look
+        self.present: set[str] = set()  # clients that have been connected since a round began
         self._names: dict[int, str] = {}  # by node
         self._queries: dict[str, int] = {}  # nodes that were asked for their name, by message
 
@@ -49,7 +49,7 @@ class ClientRegistry:
             named = {self._names[node.node_id]: node for node in nodes if node.node_id in self._names}
         found = {name: node for name, node in named.items() if name in self.clients}
         self.seen |= found.keys()
-        self.present = set(found)
+        self.present |= found.keys()
         return found
 
     def replace_keys(self, keys: Mapping[bytes, str]) -> None:
@@ -132,7 +132,7 @@ class FlowerEngine:
             if id(packet) not in wires:
                 wires[id(packet)] = packet.to_bytes()
         sizes = {k: len(wires[id(packet)]) for k, packet in requests.items()}
-        start, before = time.monotonic(), self.registry.present
+        start, before, self.registry.present = time.monotonic(), self.registry.present, set()
         end = start + self.deadline if self.deadline else float("inf")
         waiting = set(requests)
         sent = dict[str, int]()  # clients by message
