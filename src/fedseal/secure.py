@@ -43,9 +43,7 @@ Floats = npt.NDArray[np.float64]
 
 CURVE = ec.SECP384R1()  # that of Flower's keys
 KEY_BYTES, PUBLIC_BYTES, SEED_BYTES = 48, 49, 16
-LEVELS = (
-    2**30
-)  # a true sum is at most this: half of what 32 bits can hold, so that most wrong ones are noticed
+LEVELS = 2**30  # the largest sum: half of what 32 bits can hold, so that a wrong vector of sums is noticed
 LIMB_BITS, LIMBS = 16, 3  # of a count
 COUNTS = 22  # in a vector, also if there are fewer: two of this module, and a method's
 MAX_CLIENTS = 2**LIMB_BITS  # whose limbs can be added up

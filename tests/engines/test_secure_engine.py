@@ -27,6 +27,7 @@ from fedseal.engines.local import LocalEngine
 from fedseal.engines.secure_client import GROUP, KEYS, PHASE, SHARES, UNMASK, UPLOAD
 from fedseal.engines.secure_engine import SecureEngine
 from fedseal.errors import UserError
+from fedseal.methods.fedavg_fixmatch import FedAvgFixMatch
 from fedseal.run_setup import RunSetup
 from fedseal.training.train import train
 from fedseal.weights import Tensors
@@ -364,35 +365,41 @@ def test_a_client_refuses_what_would_reveal_its_update(setup: RunSetup) -> None:
     assert ask(UNMASK, uploaded)[0] == "keys"  # shares that are for other keys
 
 
-def test_a_client_sends_nothing_else_beside_its_model(
-    setup: RunSetup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usual, more = secure_client.upload, iter([{"loss": 0.5}, {"note": "mine"}, {"sure": True}])
+def without_first(reply: Packet) -> Packet:
+    return Packet({"model": dict(list(reply.tensors["model"].items())[1:])}, reply.scalars)
 
-    def talkative(method: Any, request: Packet, reply: Packet, *rest: Any, counts: bool) -> Packet:
-        more_scalars = {**reply.scalars, **next(more, {})}
-        return usual(method, request, Packet(reply.tensors, more_scalars), *rest, counts=counts)
 
-    monkeypatch.setattr(secure_client, "upload", talkative)
-    with pytest.raises(UserError, match="only 1 of 4 clients stayed"):
-        exchange(setup)
-    monkeypatch.setattr(
-        secure_client,
-        "upload",
-        lambda method, request, reply, *rest, counts: usual(
-            method,
-            request,
-            Packet({"model": {k: v * float("nan") for k, v in reply.tensors["model"].items()}}, {"t": 1}),
-            *rest,
-            counts=counts,
+def with_nan(reply: Packet) -> Packet:
+    return Packet({"model": {k: v * torch.nan for k, v in reply.tensors["model"].items()}}, reply.scalars)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda reply: Packet(reply.tensors, {**reply.scalars, "loss": 0.5}), "more than a model and counts"),
+        (
+            lambda reply: Packet(reply.tensors, {**reply.scalars, "sure": True}),
+            "more than a model and counts",
         ),
-    )
-    inner = Watched(setup)
-    with pytest.raises(UserError, match="only 0 of 4"):
-        for reply in SecureEngine(inner, setup.config.selected_method(), SecureSettings()).exchange(
-            first_requests(setup)
-        ):
-            assert "NaN or infinite" in str(reply.problem)
+        (lambda reply: Packet({**reply.tensors, "more": {}}, reply.scalars), "more than a model and counts"),
+        (lambda reply: Packet(reply.tensors, {**reply.scalars, "n": -1}), "not a number of images"),
+        (without_first, "other names, shapes or types"),
+        (with_nan, "NaN or infinite weights"),
+    ],
+)
+def test_a_client_does_not_upload_what_the_server_could_not_check(
+    setup: RunSetup, monkeypatch: pytest.MonkeyPatch, change: Callable[[Packet], Packet], reason: str
+) -> None:
+    usual = FedAvgFixMatch.client_round
+
+    def client_round(method: Any, request: Packet, memory: Packet, client: Any) -> tuple[Packet, Packet]:
+        reply, memory = usual(method, request, memory, client)
+        return (change(reply) if client.name == "1" else reply), memory
+
+    monkeypatch.setattr(FedAvgFixMatch, "client_round", client_round)
+    replies, _ = exchange(setup)
+    assert reason in str(replies[1].problem)
+    assert [k for k in replies if replies[k].problem is None] == [0, 2, 3]
 
 
 def test_what_cannot_work_is_refused_before_anything_is_written(

@@ -34,6 +34,8 @@ REASONS = {
     "few": "the server asked for the sum of too few clients",
     "keys": "the server sent it other keys or shares than those of the clients",
     "content": "its method sends more than a model and counts, which masks cannot hide",
+    "layout": "its model has other names, shapes or types than the one it was sent",
+    "counts": "it has too many counts, or a count is not a number of images",
     "finite": "its model has NaN or infinite weights (is client.lr too high?)",
 }
 
@@ -129,6 +131,8 @@ def upload(
     if set(reply.tensors) != {group} or not set(reply.scalars) <= {"t", *known}:
         raise RefusedError("content")
     sent, trained = request.tensors[group], reply.tensors[group]
+    if not weights.same_layout(trained, sent):
+        raise RefusedError("layout")
     if not weights.all_finite(trained):
         raise RefusedError("finite")
     scale = secure.FixedPoint(float(request.scalars[CLIP]), int(request.scalars[CLIENTS]))
@@ -136,7 +140,10 @@ def upload(
     update = secure.update_of(trained, sent) * takes_part
     clipped = int((np.abs(update) > scale.clip).sum())
     names = sorted(known) if counts else []
-    numbers = secure.encode_counts([int(takes_part), clipped, *(known[name] for name in names)])
+    try:
+        numbers = secure.encode_counts([int(takes_part), clipped, *(known[name] for name in names)])
+    except ValueError:
+        raise RefusedError("counts") from None
     [seed], [mask] = (secure.from_rows(secrets[name], 1) for name in ("seed", "mask"))
     publics = _by_client(secrets, "masks")
     vector = secure.mask(
