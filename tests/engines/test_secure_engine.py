@@ -394,7 +394,7 @@ def test_a_client_does_not_upload_what_the_server_could_not_check(
 
     def client_round(method: Any, request: Packet, memory: Packet, client: Any) -> tuple[Packet, Packet]:
         reply, memory = usual(method, request, memory, client)
-        return (change(reply) if client.name == "1" else reply), memory
+        return (change(reply) if client.name == "client-1" else reply), memory
 
     monkeypatch.setattr(FedAvgFixMatch, "client_round", client_round)
     replies, _ = exchange(setup)
