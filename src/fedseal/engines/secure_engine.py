@@ -1,8 +1,8 @@
 """Secure aggregation over any engine (see fedseal/secure.py): the server's side.
 
-The engine carries four small exchanges per round instead of one. What comes out has the usual form: one
-reply per client in the sum, each with the average model, whose mean is that model to the bit. The first
-reply has all counts. So neither methods nor the round loop know of it.
+A round has four exchanges instead of one. What comes out has the usual form: one reply per client in the sum,
+each with the average model, whose mean is that model to the bit. The first reply has all counts. So neither
+methods nor the round loop know of it.
 """
 
 import json
@@ -98,12 +98,14 @@ class SecureEngine:
         threshold = self._settings.threshold or max(2, -(-2 * len(training) // 3))
         phases = _Phases(self._engine, int(next(iter(training.values())).scalars["t"]), training, threshold)
 
+        # Phase 1: public keys.
         request = Packet(scalars={PHASE: KEYS, "round": phases.t})
         keys = phases.ask(dict.fromkeys(training, request), _read_keys)
         yield from phases.report(keys)
         clients = sorted(keys)
         masks = {k: keys[k][1] for k in clients}
 
+        # Phase 2: shares of the clients' secrets, encrypted for each other.
         lists = {
             "clients": torch.tensor(clients),
             "ciphers": secure.to_rows([keys[k][0] for k in clients]),
@@ -114,6 +116,7 @@ class SecureEngine:
         yield from phases.report(sealed)
         peers = sorted(sealed)
 
+        # Phase 3: training, and masked uploads. Clients that do not train are asked now, too.
         scale = secure.FixedPoint(self._settings.clip, len(training))
         sums = _Sums(sum(sent[name].numel() for name in secure.summed_names(sent)))
         asked = _extended(
@@ -126,6 +129,7 @@ class SecureEngine:
         phases.drop(sums.others(uploaded), "its counts have other names than those of the others")
         yield from phases.report(uploaded)
 
+        # Phase 4: shares of the secrets that unmask the sum. Clients that drop out now are in the sum.
         left = torch.tensor(sorted(uploaded))
         unmasking = {
             k: Packet(
@@ -138,6 +142,7 @@ class SecureEngine:
         if len(shares) < threshold:
             yield from phases.report(shares)
         opened = [shares[k] for k in sorted(shares)[:threshold]]
+
         try:
             vector = _unmask(total, opened, uploaded, masks)
             update = scale.decode(vector[: sums.length])
