@@ -211,6 +211,15 @@ def test_a_client_without_confident_images_is_not_in_the_average() -> None:
     assert found[0].packet.counts == {"confident": sum(confident.values())}
 
 
+def test_updates_are_clipped_for_privacy_before_they_are_masked() -> None:
+    """Local differential privacy, without noise to make it comparable."""
+    setup = make_setup(privacy__mode="local", privacy__noise=0, privacy__clip=0.01)
+    plain = trained_models(setup, first_requests(setup))
+    model, sent = exchange(setup)[0][0].packet.tensors["model"], first_requests(setup)[0].tensors["model"]
+    assert largest_difference(model, mean(plain)) < 1e-7
+    assert 0 < np.linalg.norm(secure.update_of(model, sent)) <= 0.01 + 1e-6
+
+
 def test_clients_may_keep_their_counts_to_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then there are no totals, and the average is the same. SemiFL learns whether any client took part."""
     options: dict[str, Any] = {"method": "semifl", "semifl__threshold": 0.1138, "server__lr": 0.02}
