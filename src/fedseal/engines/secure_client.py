@@ -27,6 +27,7 @@ CLIP, CLIENTS, NAMES = (
 
 KEYS, SHARES, UPLOAD, LISTEN, UNMASK = "keys", "shares", "upload", "listen", "unmask"
 STAGES = (KEYS, SHARES, UPLOAD)  # phases that leave secrets for the next one
+WITHOUT_TRAINING = (KEYS, SHARES, UNMASK)
 
 # Why a client does not answer. The server knows the texts, so a client cannot choose what is logged there.
 REASONS = {
@@ -53,32 +54,42 @@ def answer(
 
     `train` is the client's part of a round without masks. `counts` says that the sum may have its counts.
     """
-    phase = str(request.scalars[PHASE])
-    memory, secrets = take_secrets(memory)
-    stage = STAGES[int(secrets["stage"])] if secrets else ""
+    phase = request.scalars[PHASE]
+    if phase in WITHOUT_TRAINING:
+        return answer_without_training(request, memory)
     plain = replace(request, scalars={k: v for k, v in request.scalars.items() if k != PHASE})
-    kept: Tensors = {}
+    rest, secrets = take_secrets(memory)
+    if phase == LISTEN:  # nothing else is sent, because it would not be masked
+        _, rest = train(plain, rest)
+        return Packet(scalars={"t": request.scalars["t"]}), rest
+    if stage(secrets) != SHARES:  # also a second upload: the same masks must not hide two vectors
+        return Packet(scalars={REFUSED: "late"}), memory
     try:
-        if phase == LISTEN:  # nothing else is sent, because it would not be masked
-            _, memory = train(plain, memory)
-            reply = Packet(scalars={"t": request.scalars["t"]})
-        elif phase == KEYS:
-            reply, kept = make_keys()
-        elif phase == SHARES and stage in (KEYS, SHARES):
-            reply, kept = share(request, secrets)
-        elif phase == UPLOAD and stage == SHARES:  # once: the same masks must not hide two vectors
-            peers = find_peers(request, secrets)
-            full, memory = train(plain, memory)
-            reply = upload(method, request, full, secrets, peers, counts=counts)
-            kept = {name: secrets[name] for name in ("me", "threshold", "cipher", "clients", "ciphers")}
-            kept["peers"] = torch.tensor(peers)
-        elif phase == UNMASK and stage == UPLOAD:
-            reply = reveal(request, secrets)
-        else:  # a request that was sent twice, or late: the next one may be in order
-            return Packet(scalars={REFUSED: "late"}), put_secrets(memory, secrets)
+        peers = find_peers(request, secrets)
+        full, rest = train(plain, rest)
+        reply = upload(method, request, full, secrets, peers, counts=counts)
     except RefusedError as error:
-        return Packet(scalars={REFUSED: str(error)}), memory
-    return reply, put_secrets(memory, kept | {"stage": torch.tensor(STAGES.index(phase))} if kept else {})
+        return Packet(scalars={REFUSED: str(error)}), rest
+    kept = {name: secrets[name] for name in ("me", "threshold", "cipher", "clients", "ciphers")}
+    return reply, put_secrets(rest, kept | {"peers": torch.tensor(peers)}, UPLOAD)
+
+
+def answer_without_training(request: Packet, memory: bytes) -> tuple[Packet, bytes]:
+    """The reply to a phase that needs neither images nor a network, and the client's new memory."""
+    phase = request.scalars[PHASE]
+    rest, secrets = take_secrets(memory)
+    try:
+        if phase == KEYS:
+            reply, kept = make_keys()
+            return reply, put_secrets(rest, kept, KEYS)
+        if phase == SHARES and stage(secrets) in (KEYS, SHARES):
+            reply, kept = share(request, secrets)
+            return reply, put_secrets(rest, kept, SHARES)
+        if phase == UNMASK and stage(secrets) == UPLOAD:
+            return reveal(request, secrets), rest
+    except RefusedError as error:
+        return Packet(scalars={REFUSED: str(error)}), rest
+    return Packet(scalars={REFUSED: "late"}), memory  # sent twice, or late: the next one may be in order
 
 
 def make_keys() -> tuple[Packet, Tensors]:
@@ -193,9 +204,13 @@ def take_secrets(memory: bytes) -> tuple[bytes, Tensors]:
     return (Packet(rest, packet.scalars).to_bytes() if rest or packet.scalars else b""), packet.tensors[GROUP]
 
 
-def put_secrets(memory: bytes, secrets: Tensors) -> bytes:
-    """A memory with secrets."""
-    if not secrets:
-        return memory
+def put_secrets(memory: bytes, secrets: Tensors, phase: str) -> bytes:
+    """A memory with the secrets that a phase leaves."""
     packet = Packet.from_bytes(memory) if memory else Packet()
-    return replace(packet, tensors={**packet.tensors, GROUP: secrets}).to_bytes()
+    group = {**secrets, "stage": torch.tensor(STAGES.index(phase))}
+    return replace(packet, tensors={**packet.tensors, GROUP: group}).to_bytes()
+
+
+def stage(secrets: Tensors) -> str:
+    """The phase that has left the secrets; empty if there are none."""
+    return STAGES[int(secrets["stage"])] if secrets else ""

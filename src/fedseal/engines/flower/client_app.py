@@ -26,7 +26,7 @@ from fedseal.engines.client import SimulatedClients, run_client
 from fedseal.engines.flower.consent import Consent
 from fedseal.engines.flower.task import LABEL_COUNTS, ClientTask, pack, unpack, unpack_task
 from fedseal.engines.memory import MemoryFile
-from fedseal.engines.secure_client import PHASE
+from fedseal.engines.secure_client import PHASE, WITHOUT_TRAINING, answer_without_training
 from fedseal.errors import UserError
 from fedseal.features import Features
 from fedseal.methods import METHODS
@@ -129,6 +129,12 @@ def run_deployed(
     method = config.selected_method()
     if method.needs_client_labels:
         raise TaskRefusedError(f"{config.method} needs labels of this client's images, which have none")
+    hashed_name = hashlib.blake2b(task.client.encode(), digest_size=8).hexdigest()  # safe as a file name
+    file = MemoryFile(memory / f"{task.run}-{hashed_name}.safetensors")
+    if request.scalars.get(PHASE) in WITHOUT_TRAINING:
+        reply, remembered = answer_without_training(request, file.read())
+        file.write(remembered)
+        return reply
     received = sum(value.nbytes for group in request.tensors.values() for value in group.values())
     if not config.model.freeze and weight_bytes(config.model, *shape(task)) > received:
         raise TaskRefusedError("the server's network is larger than the weights that it has sent")
@@ -136,8 +142,6 @@ def run_deployed(
     if setup.features and setup.features.backbone != task.backbone_hash:
         raise TaskRefusedError("the frozen weights differ from the server's: copy its --weights file again")
     network = (setup.network() if setup.features else _network(config.model, *shape(task))).to(setup.device)
-    hashed_name = hashlib.blake2b(task.client.encode(), digest_size=8).hexdigest()  # safe as a file name
-    file = MemoryFile(memory / f"{task.run}-{hashed_name}.safetensors")
     client, counts = setup.client(0, network), task.counts and consent.share_counts
     reply, remembered = run_client(method, client, request, file.read(), images_change=True, counts=counts)
     file.write(remembered)
