@@ -65,8 +65,8 @@ LATE_SECONDS = 3.0
 class Proxy:
     """An HTTP proxy between a client and the server.
 
-    It delivers some messages late, some twice, the second time late, and breaks some connections after the
-    server has got the message and before the client has the answer.
+    It delivers some messages late, some twice, and breaks some connections after the server has got the
+    message and before the client has the answer.
     """
 
     def __init__(self, port: int, rng: random.Random, report: Callable[[str, str], None]) -> None:
@@ -107,16 +107,11 @@ class Proxy:
         answer = await self._ask(message)
         if what == "twice" and path.endswith(REPEATED):
             self.report("message twice", name)
-            self._loop.create_task(self._repeat(message))
+            await self._ask(message)
         if what == "answer lost":
             self.report("answer lost", name)
             return b""
         return answer
-
-    async def _repeat(self, message: bytes) -> None:
-        await asyncio.sleep(self.rng.uniform(0, LATE_SECONDS))
-        with suppress(OSError, asyncio.IncompleteReadError):
-            await self._ask(message)
 
     async def _ask(self, message: bytes) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.target)
@@ -131,5 +126,7 @@ async def _read_message(reader: asyncio.StreamReader) -> bytes:
     """An HTTP request or answer with its body."""
     head = await reader.readuntil(b"\r\n\r\n")
     lines = (line.partition(b":") for line in head.lower().split(b"\r\n"))
-    length = next((int(value) for name, _, value in lines if name == b"content-length"), 0)
-    return head + await reader.readexactly(length)
+    headers = {name: value.strip() for name, _, value in lines}
+    if headers.get(b"transfer-encoding") == b"chunked":  # a refusal, which has no body
+        return head + await reader.readuntil(b"0\r\n\r\n")
+    return head + await reader.readexactly(int(headers.get(b"content-length", b"0")))
