@@ -90,8 +90,7 @@ def test_a_signal_while_images_are_decoded(number: int, shapes: Path, tmp_path: 
 def test_sigterm_while_pytorch_is_imported(tmp_path: Path) -> None:
     with started("train", "fmnist-lenet", "--out", tmp_path / "run") as process:
         maps = Path(f"/proc/{process.pid}/maps")
-        err = stop_when(process, lambda: "libtorch" in maps.read_text(), signal.SIGTERM)
-    assert err == "Stopped.\n"
+        stop_when(process, lambda: "libtorch" in maps.read_text(), signal.SIGTERM)
 
 
 def test_sigterm_while_the_report_is_written(fedseal: Command, tiny: dict[str, Any], tmp_path: Path) -> None:
