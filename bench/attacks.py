@@ -2,12 +2,17 @@
 
 Every run starts from the same bootstrapped model of its setting and seed. The accuracy is that of w^t on the
 clients' test images, the mean of the last five rounds. A run that is there already is not run again.
+
+Runs share work: where two of them send a client the same model, for example because a rule leaves the same
+forged updates out, the client's honest reply is computed once.
 """
 
 import argparse
+import hashlib
 import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from itertools import product
 from pathlib import Path
@@ -16,10 +21,11 @@ from typing import Any
 from bench.page import write_block
 from fedseal import weights
 from fedseal.config.load import load_config
-from fedseal.core import Packet
+from fedseal.core import Packet, Reply, derive_seed
 from fedseal.data.federation import load_federation
 from fedseal.data.pool import Federation
-from fedseal.engines.local import LocalEngine
+from fedseal.engines.attack import forge, malicious_clients
+from fedseal.engines.client import ClientResult, SimulatedClients
 from fedseal.errors import UserError
 from fedseal.rounds import Progress, RoundDone, rounds
 from fedseal.run_setup import RunSetup
@@ -30,6 +36,7 @@ from fedseal.training.evaluate import Evaluator
 
 RESULTS = Path("results/bench/attacks.json")
 LAST = 5  # rounds
+REMEMBERED = 3000  # honest replies, about 1 GB
 COMMON = {"client.epochs": 1, "engine.workers": 1, "engine.min_replies": 0}
 SETTINGS: dict[str, dict[str, Any]] = {
     "A": {"rounds": 10},
@@ -44,8 +51,7 @@ RULES: dict[str, dict[str, Any]] = {
     "multi-krum": {"aggregate.rule": "multi-krum", "aggregate.gate": 0},
     "fltrust": {"aggregate.rule": "fltrust", "aggregate.gate": 0},
 }
-COMPARED = ("mean", "mean, gate")  # these with one, two and three malicious clients
-DEFAULT = "mean, gate"  # and this one with three seeds
+DEFAULT = "mean, gate"
 ATTACKS: dict[str, dict[str, Any]] = {
     "scale × 50": {"simulate.attack": "scale", "simulate.strength": 50},
     "sign flip × 10": {"simulate.attack": "sign-flip", "simulate.strength": 10},
@@ -61,18 +67,57 @@ SEEDS = 3
 Key = tuple[str, int, str, str, int]  # setting, seed, rule, attack, malicious clients
 
 
-def keys() -> Iterator[Key]:
+def keys() -> list[Key]:
     """All runs, the most important ones first."""
-    for seed in range(SEEDS):
-        for setting in SETTINGS:
-            yield setting, seed, "mean", "none", 0
-            yield setting, seed, DEFAULT, "none", 0
-            yield from ((setting, seed, DEFAULT, attack, 2) for attack in ATTACKS)
-    for setting, rule in product(SETTINGS, RULES):
-        yield setting, 0, rule, "none", 0
-        yield from ((setting, 0, rule, attack, 2) for attack in ATTACKS)
-    for number, setting, rule, attack in product((1, 3), SETTINGS, COMPARED, ATTACKS):
-        yield setting, 0, rule, attack, number
+    clean = product(SETTINGS, range(SEEDS), ("mean", DEFAULT), ("none",), (0,))
+    claim = product(SETTINGS, range(SEEDS), (DEFAULT,), ATTACKS, (2, 1))
+    rules = product(SETTINGS, (0,), RULES, ATTACKS, (2, 3, 1))
+    found = [*clean, *claim, *product(SETTINGS, (0,), RULES, ("none",), (0,))]
+    found += sorted(rules, key=lambda key: (key[4] != 2, key[2] not in ("mean", DEFAULT)))
+    found += product(SETTINGS, range(1, SEEDS), ("mean", DEFAULT), ATTACKS, (2, 3, 1))
+    return list(dict.fromkeys(found))
+
+
+class HonestReplies:
+    """What clients would send if they were honest, remembered over the runs of one start."""
+
+    def __init__(self, setup: RunSetup) -> None:
+        self._clients = SimulatedClients(setup)
+        self._known: OrderedDict[tuple[int, bytes, bytes], ClientResult] = OrderedDict()
+
+    def get(self, k: int, request: Packet, digest: bytes, memory: bytes) -> ClientResult:
+        key = k, digest, hashlib.sha256(memory).digest()
+        if key not in self._known:
+            self._known[key] = self._clients.run(k, request, memory)
+        self._known.move_to_end(key)
+        if len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+        return self._known[key]
+
+
+class SharingEngine:
+    """An engine whose honest replies come from `HonestReplies`; it forges those of malicious clients."""
+
+    def __init__(self, setup: RunSetup, honest: HonestReplies) -> None:
+        self.clients = range(len(setup.federation.clients))
+        self._setup, self._honest = setup, honest
+        self._memories = dict.fromkeys(self.clients, b"")
+        self._uploads = setup.config.selected_method().uploads
+        self._malicious = malicious_clients(setup.config.simulate, len(self.clients), setup.config.seed)
+
+    def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:
+        t = next(iter(requests.values())).scalars["t"]
+        digests = {id(p): hashlib.sha256(p.to_bytes()).digest() for p in requests.values()}
+        for k, request in requests.items():
+            result = self._honest.get(k, request, digests[id(request)], self._memories[k])
+            self._memories[k], reply = result.memory, result.reply
+            if k in self._malicious:
+                seed = derive_seed(self._setup.config.seed, self._setup.federation.names[k], t, "attack")
+                reply = forge(reply, request, self._uploads, self._setup.config.simulate, seed)
+            yield Reply(k, reply)
+
+    def close(self) -> None:
+        self._memories.clear()
 
 
 class Start:
@@ -85,7 +130,7 @@ class Start:
         self.federation: Federation = load_federation(config.data, config.seed)
         setup = RunSetup(config, self.federation)
         server, method = setup.server(), config.selected_method()
-        self.state = method.initial_state(server)
+        self.state, self.honest = method.initial_state(server), HonestReplies(setup)
         with threads(1):
             for step in method.prepare(self.state, server):
                 self.state = step.state
@@ -99,7 +144,7 @@ class Start:
         found: list[float] = []
         with threads(1):
             try:
-                engine, start = LocalEngine(setup), Progress(0, self.state)
+                engine, start = SharingEngine(setup, self.honest), Progress(0, self.state)
                 for event in rounds(setup.config, server, engine, names, lambda state: {}, start):
                     if isinstance(event, RoundDone) and event.t > setup.config.rounds - LAST:
                         found.append(100 * self.accuracy(evaluate, event.state))
@@ -136,51 +181,33 @@ def tables(found: dict[str, Any]) -> list[str]:
     """The results as tables in Markdown."""
     runs = found["runs"]
 
-    def show(setting: str, rule: str, attack: str, number: int, seeds: int = 1) -> str:
-        names = [f"{setting}/{seed}/{rule}/{attack}/{number}" for seed in range(seeds)]
+    def show(setting: str, rule: str, attack: str, number: int, seeds: Iterable[int] = (0,)) -> str:
+        names = [f"{setting}/{seed}/{rule}/{attack}/{number}" for seed in seeds]
         if not all(name in runs for name in names):
             return "–"
         values = [runs[name] for name in names]
         return "ends" if None in values else f"{statistics.mean(values):.1f}"
 
-    done = {tuple(name.split("/")[:3]) for name in runs if not name.endswith("/none/0")}
-    lines: list[str] = []
-    for setting in SETTINGS:
-        rules = [rule for rule in RULES if (setting, "0", rule) in done]
-        lines += [
-            f"| {setting}: two of ten malicious | {' | '.join(rules)} |",
-            "|---|" + "---:|" * len(rules),
+    def rows(numbers: Sequence[int], row: Callable[[str, int], list[str]]) -> list[str]:
+        places = [("none", 0), *((attack, number) for attack in ATTACKS for number in numbers)]
+        texts = [(attack, number, row(attack, number)) for attack, number in places]
+        return [
+            f"| {attack}{f', {number} of 10' if number and len(numbers) > 1 else ''} | {' | '.join(cells)} |"
+            for attack, number, cells in texts
+            if set(cells) != {"–"}
         ]
-        for attack, number in [("none", 0), *((attack, 2) for attack in ATTACKS)]:
-            cells = [show(setting, rule, attack, number) for rule in rules]
-            lines.append(f"| {attack} | {' | '.join(cells)} |")
-        lines.append("")
-    if any(name.endswith("/3") for name in runs):
-        heads = [f"{setting}, {number} of 10" for setting in SETTINGS for number in (1, 2, 3)]
-        lines += [f"| mean / mean with gate | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
-        for attack in ATTACKS:
-            pairs = [
-                " / ".join(show(setting, rule, attack, number) for rule in COMPARED)
-                for setting in SETTINGS
-                for number in (1, 2, 3)
-            ]
-            lines.append(f"| {attack} | {' | '.join(pairs)} |")
-    if any(name.split("/")[1] == str(SEEDS - 1) for name in runs):
-        lines += by_seeds(show)
-    missing = sum("/".join(map(str, key)) not in runs for key in set(keys()))
-    rest = f" {missing} of {len(set(keys()))} runs have not been made." if missing else ""
-    return [*lines, f"Seed 0. Measured on {found['date']} with fedseal {found['versions']['fedseal']}.{rest}"]
 
-
-def by_seeds(show: Callable[..., str]) -> list[str]:
-    """The default rule, mean of all seeds."""
-    lines = ["", "| mean with gate, three seeds | A | B |", "|---|---:|---:|"]
-    plain = [show(setting, "mean", "none", 0, SEEDS) for setting in SETTINGS]
-    lines.append(f"| none, mean without gate | {' | '.join(plain)} |")
-    for attack, number in [("none", 0), *((attack, 2) for attack in ATTACKS)]:
-        cells = [show(setting, DEFAULT, attack, number, SEEDS) for setting in SETTINGS]
-        lines.append(f"| {attack}{', two of ten' if number else ''} | {' | '.join(cells)} |")
-    return [*lines, ""]
+    lines = ["| default rule, seeds 0–2 | A | B |", "|---|---:|---:|"]
+    plain = [show(setting, "mean", "none", 0, range(SEEDS)) for setting in SETTINGS]
+    lines.append(f"| none, without the gate | {' | '.join(plain)} |")
+    lines += rows((1, 2), lambda a, n: [show(s, DEFAULT, a, n, range(SEEDS)) for s in SETTINGS])
+    for number, setting in product((2, 1, 3), SETTINGS):
+        head = f"{setting}: {number} of 10 malicious, seed 0"
+        table = [f"| {head} | {' | '.join(RULES)} |", "|---|" + "---:|" * len(RULES)]
+        lines += ["", *table, *rows((number,), lambda a, n, s=setting: [show(s, r, a, n) for r in RULES])]
+    missing = sum("/".join(map(str, key)) not in runs for key in keys())
+    rest = f" {missing} of {len(keys())} runs have not been made." if missing else ""
+    return [*lines, "", f"Measured on {found['date']} with fedseal {found['versions']['fedseal']}.{rest}"]
 
 
 if __name__ == "__main__":

@@ -1,12 +1,19 @@
 """The guard in front of the SuperLink."""
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr")
 
+from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest
+from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
+
 from fedseal.deploy.guard import (
+    ANNOUNCE,
+    FETCH,
     GUARD_FILE,
     MAX_OBJECT_BYTES,
     MAX_URL_BYTES,
@@ -83,3 +90,61 @@ def test_operators_must_be_on_the_same_machine() -> None:
     for sender in ("127.0.0.1", "::1", "10.0.0.1"):
         assert check("/v1/control/register-node", sender) == 200
     assert check("/v1/control/register-node", "10.0.0.2", x_forwarded_for="127.0.0.1") == 404
+
+
+def fetch_answer(request: str) -> bytes:
+    return PullMessagesResponse(
+        messages_list=[Message(metadata=Metadata(message_id=request))]
+    ).SerializeToString()
+
+
+def announcement(reply: str, request: str) -> bytes:
+    metadata = Metadata(message_id=reply, reply_to_message_id=request)
+    return PushMessagesRequest(
+        messages_list=[Message(metadata=metadata)], message_object_trees=[ObjectTree(object_id=reply)]
+    ).SerializeToString()
+
+
+class Link:
+    """A guard with an application behind it that accepts everything; `ask` returns the status."""
+
+    def __init__(self) -> None:
+        self.answer = b""
+        self.guard = Guard(self.application)
+
+    async def application(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        half = len(self.answer) // 2
+        await send({"type": "http.response.body", "body": self.answer[:half], "more_body": True})
+        await send({"type": "http.response.body", "body": self.answer[half:]})
+
+    def ask(self, path: str, body: bytes = b"") -> int:
+        statuses = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        headers = [(b"flwr-public-key", b"a2V5"), (b"fedseal-version", fedseal_version().encode())]
+        scope = {"type": "http", "path": path, "raw_path": path.encode(), "headers": headers}
+        asyncio.run(self.guard(scope, receive, send))
+        return int(statuses[0])
+
+
+def test_a_late_copy_of_an_earlier_reply_does_not_take_the_place_of_the_next_one(guard_file: Path) -> None:
+    admit_clients(guard_file, {b"key": "north"}, 10_000)
+    link = Link()
+    assert link.ask(ANNOUNCE, announcement("a", "1")) == 409  # nothing was asked
+    for request, reply in (("1", "a"), ("2", "b")):
+        link.answer = fetch_answer(request)
+        assert link.ask(FETCH) == 200
+        link.answer = b""
+        assert link.ask(FETCH) == 200  # no further request: the allowance stays
+        if request == "2":
+            assert link.ask(ANNOUNCE, announcement("a", "1")) == 409
+        assert link.ask(ANNOUNCE, announcement(reply, request)) == 200
+        assert link.ask(ANNOUNCE, announcement(reply, request)) == 200  # delivered twice
+        assert link.ask(ANNOUNCE, announcement("x", request)) == 409  # a changed reply

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from fedseal.system.version import compatible, fedseal_version
@@ -42,7 +42,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class Allowance:
     """What a client may upload in answer to the request that it has fetched last."""
 
-    left: int  # bytes
+    left: int = 0  # bytes
+    request: str = ""  # its name
     reply: bytes = b""  # a hash of the announcement of its reply; it can be repeated, but not changed
 
 
@@ -106,12 +107,12 @@ class Guard:
         The SuperLink checks the client's signature. So bytes count only if the SuperLink accepts them.
         """
         key, path, cost = client_key(scope), scope["path"], 0
-        allowance = self.allowances.get(key, Allowance(0))
+        allowance = self.allowances.get(key, Allowance())
         if path == ANNOUNCE:
             body = await read_body(receive)
             receive, cost = replay(body, receive), ANNOUNCEMENT_COST * len(body)
             reply = hashlib.sha256(body).digest()
-            if not is_one_reply(body) or allowance.reply not in (b"", reply):
+            if not is_one_reply(body, allowance.request) or allowance.reply not in (b"", reply):
                 await refuse(send, 409)
                 return
             allowance.reply = reply
@@ -122,14 +123,16 @@ class Guard:
             await refuse(send, 413)
             return
         allowance.left -= cost  # at once, because requests can be simultaneous
-        accepted = False
+        accepted, fetched = False, b""
 
         async def watch(message: MutableMapping[str, Any]) -> None:
-            nonlocal accepted
+            nonlocal accepted, fetched
             if message["type"] == "http.response.start":
                 accepted = message["status"] == 200
-            elif accepted and path == FETCH and message.get("body"):  # it is empty if there is no request
-                self.allowances[key] = Allowance(read_upload_limit())
+            elif accepted and path == FETCH:
+                fetched += message.get("body", b"")
+                if fetched and not message.get("more_body", False):  # it is empty if there is no request
+                    self.allowances[key] = Allowance(read_upload_limit(), request_name(fetched))
             await send(message)
 
         try:
@@ -183,14 +186,26 @@ def replay(body: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
-def is_one_reply(body: bytes) -> bool:
-    """True if a client announces one message whose objects the SuperLink can forget with the message."""
+def request_name(body: bytes) -> str:
+    """The name of the request that the SuperLink sends to a client."""
+    messages = PullMessagesResponse.FromString(body).messages_list
+    return str(messages[0].metadata.message_id) if messages else ""
+
+
+def is_one_reply(body: bytes, request: str) -> bool:
+    """True if a client announces one reply to this request, and the SuperLink can forget the reply's objects.
+
+    A late copy of the reply to an earlier request is none.
+    """
     try:
-        request = PushMessagesRequest.FromString(body)
+        announced = PushMessagesRequest.FromString(body)
     except DecodeError:
         return False
-    messages, trees = request.messages_list, request.message_object_trees
-    return len(messages) == len(trees) == 1 and messages[0].metadata.message_id == trees[0].object_id
+    messages, trees = announced.messages_list, announced.message_object_trees
+    if not len(messages) == len(trees) == 1:
+        return False
+    about = messages[0].metadata
+    return about.message_id == trees[0].object_id and about.reply_to_message_id == request != ""
 
 
 def refused_file(guard_file: Path) -> Path:
