@@ -2,10 +2,12 @@
 
 import os
 import pty
+import shutil
 import ssl
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,11 +15,13 @@ import pytest
 
 from conftest import Command, contents
 
-pytest.importorskip("cryptography")
+pytest.importorskip("flwr")
 
 from deployment import create_keys_at
 
-from fedseal.deploy import keys
+from fedseal.deploy import expiry, keys
+from fedseal.deploy.certificates import revocation_address
+from fedseal.deploy.connection import trust
 from fedseal.errors import UserError
 
 
@@ -216,7 +220,7 @@ def test_a_key_may_come_from_a_pipe(pipe: str, tmp_path: Path) -> None:
 
 def left(folder: Path) -> int:
     """Days until the first certificate expires."""
-    return round((keys.expiry(folder) - datetime.now(UTC)) / timedelta(days=1))
+    return round((expiry.expiry(folder) - datetime.now(UTC)) / timedelta(days=1))
 
 
 def test_certificates_are_valid_for_a_year_or_as_long_as_you_say(tmp_path: Path, fedseal: Command) -> None:
@@ -231,20 +235,19 @@ def test_serve_join_and_doctor_warn_before_the_end(
     folder = tmp_path / "keys"
     file = create_keys_at(timedelta(days=-334), folder, monkeypatch)  # 31 days are left
     join = ("join", "127.0.0.1:9", "--images", tmp_path, "--key", file)
-    assert keys.warn_of_expiry(folder) == "" and "expires" not in fedseal(*join).err
+    assert expiry.warn_of_expiry(folder) == "" and "expires" not in fedseal(*join).err
     for path in folder.rglob("*"):
         if path.is_file():
             path.unlink()
     file = create_keys_at(timedelta(days=-336), folder, monkeypatch)  # 29 days
-    warning = keys.warn_of_expiry(folder)
+    warning = expiry.warn_of_expiry(folder)
     assert warning.startswith(f"the certificate {folder / 'ca.crt'} expires on") and "--ca" in warning
     assert f"the certificate in {file} expires on" in fedseal(*join).err
-    assert f"expires on {keys.expiry(folder):%Y-%m-%d}" in fedseal("doctor", "--keys", folder).out
+    assert f"expires on {expiry.expiry(folder):%Y-%m-%d}" in fedseal("doctor", "--keys", folder).out
 
 
-def trusts(ca_certificate: bytes, folder: Path) -> bool:
-    """Whether a client with this CA accepts the server of a folder of keys."""
-    client = ssl.create_default_context(cadata=ca_certificate.decode())
+def trusts(client: ssl.SSLContext, folder: Path) -> bool:
+    """Whether a client accepts the server of a folder of keys."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(folder / "server.crt", folder / "server.key")
     try:
@@ -259,13 +262,13 @@ def test_a_renewed_server_certificate_needs_nothing_new_at_clients(tmp_path: Pat
     assert "valid until" in fedseal("keys", "renew", tmp_path).out
     changed = {name for name, content in contents(tmp_path).items() if content != before[name]}
     assert changed == {"server.crt", "server.key"} and mode(tmp_path / "server.key") == 0o600
-    assert trusts(key.ca_certificate, tmp_path) and "10.0.0.1" in keys.certified_hosts(tmp_path)
+    assert trusts(trust(key), tmp_path) and "10.0.0.1" in keys.certified_hosts(tmp_path)
     assert left(tmp_path) == 365
     fedseal("keys", "renew", tmp_path, "--days", 3650)
     assert left(tmp_path) == 400  # the certificate of the CA ends then
     (tmp_path / "server.key").write_bytes(before["server.key"][0])  # as if the command had been killed
     fedseal("keys", "renew", tmp_path)
-    assert trusts(key.ca_certificate, tmp_path)
+    assert trusts(trust(key), tmp_path)
 
 
 def test_a_renewed_ca_is_in_the_clients_new_files(tmp_path: Path, fedseal: Command) -> None:
@@ -274,8 +277,40 @@ def test_a_renewed_ca_is_in_the_clients_new_files(tmp_path: Path, fedseal: Comma
     assert fedseal("keys", "renew", tmp_path, "--ca").code == 0
     new = keys.read_client_key(files[0])
     assert new.public == old.public and new.ca_certificate == (tmp_path / "ca.crt").read_bytes()
-    assert new.ca_certificate != old.ca_certificate and keys.warn_of_expiry(tmp_path) == ""
-    assert trusts(new.ca_certificate, tmp_path) and trusts(old.ca_certificate, tmp_path)
+    assert new.ca_certificate != old.ca_certificate and expiry.warn_of_expiry(tmp_path) == ""
+    assert trusts(trust(new), tmp_path) and trusts(trust(old), tmp_path)
+
+
+def test_a_client_with_the_list_refuses_a_server_with_a_stolen_key(tmp_path: Path, fedseal: Command) -> None:
+    folder, crl = tmp_path / "keys", tmp_path / "keys" / "ca.crl"
+    address = "http://example.org/ca.crl"
+    assert fedseal("keys", "init", folder, "--host", "10.0.0.1", "--client", "a", "--crl", address).code == 0
+    shutil.copytree(folder, tmp_path / "stolen")
+    key = keys.read_client_key(folder / "clients" / "a.key", crl=crl)
+    assert keys.read_revocations(crl) == [] and trusts(trust(key), tmp_path / "stolen")
+
+    stolen = keys.read_certificate(folder / "server.crt").serial_number
+    for _ in range(2):
+        answer = fedseal("keys", "renew", folder, "--revoke")
+        assert answer.code == 0 and f"{crl}: give this file to every client" in answer.out
+    assert keys.read_revocations(crl)[0] == stolen and len(keys.read_revocations(crl)) == 2
+    assert not trusts(trust(key), tmp_path / "stolen") and trusts(trust(key), folder)
+    assert trusts(trust(replace(key, crl=None)), tmp_path / "stolen")  # why clients need the list
+    assert revocation_address(keys.read_certificate(folder / "server.crt")) == address
+
+    keys.renew_ca(folder)
+    key = keys.read_client_key(folder / "clients" / "a.key", crl=crl)
+    assert not trusts(trust(key), tmp_path / "stolen") and trusts(trust(key), folder)
+
+
+def test_a_bad_list_is_refused(tmp_path: Path, fedseal: Command) -> None:
+    [file] = keys.create_keys(tmp_path, [], ["a"])
+    join = ("join", "127.0.0.1:9", "--images", tmp_path, "--crl")
+    fedseal(*join, tmp_path / "ca.crt", "--key", file).refuses("ca.crt is not a list of revoked certificates")
+    fedseal(*join, tmp_path / "none", "--key", file).refuses("Cannot read", "none")
+    fedseal(*join, tmp_path / "ca.crl", "--insecure", "--name", "a").refuses("--crl needs TLS")
+    fedseal("keys", "init", tmp_path / "b", "--crl", "ca.crl").refuses("--crl takes an address")
+    assert not (tmp_path / "b").exists()
 
 
 def test_renewal_needs_the_key_of_the_ca(tmp_path: Path, fedseal: Command) -> None:
@@ -284,7 +319,9 @@ def test_renewal_needs_the_key_of_the_ca(tmp_path: Path, fedseal: Command) -> No
     (tmp_path / "keys" / "ca.key").unlink()
     before = contents(tmp_path)
     fedseal("keys", "renew", tmp_path / "keys").refuses("ca.key, which signs certificates: copy it back")
-    fedseal("keys", "renew", tmp_path / "keys", "--ca", "--client", "a").refuses("either --ca or --client")
+    fedseal("keys", "renew", tmp_path / "keys", "--ca", "--client", "a").refuses(
+        "either --ca, --revoke or --client"
+    )
     assert contents(tmp_path) == before
     (tmp_path / "other" / "ca.key").rename(tmp_path / "keys" / "ca.key")
     fedseal("keys", "renew", tmp_path / "keys").refuses("ca.crt and ca.key", "do not belong together")

@@ -39,9 +39,14 @@ def test_a_running_server_notices_revoked_and_renewed_keys(processes: Processes,
     new = keys.renew_client(deployment.keys, "south")
     assert clients["south"].wait() == 2 and "its key is not registered there" in clients["south"].output
     wait_until(lambda: "south has a new key" in server.output, *running)
-    again = deployment.join("south", key=new)
+    crl = deployment.keys / "ca.crl"
+    again = deployment.join("south", "--crl", crl, key=new)
     wait_until(lambda: "sends" in again.output, *running, again)
     assert list(read_expelled(deployment.run)) == ["north"]
+
+    keys.renew_server(deployment.keys, revoke=True)  # the running server has the old certificate
+    refused = deployment.join("north", "--crl", crl, key=new)
+    assert refused.wait() == 2 and "was revoked" in refused.output
 
     server.process.terminate()
     assert server.wait() == 143

@@ -30,15 +30,16 @@ from fedseal.system.logs import set_up_logs
 if TYPE_CHECKING:
     from fedseal.config import load
     from fedseal.deploy import client as deploy_client
+    from fedseal.deploy import expiry, superlink
     from fedseal.deploy import keys as deploy_keys
     from fedseal.deploy import server as deploy_server
-    from fedseal.deploy import superlink
     from fedseal.engines.flower import client_app, consent
     from fedseal.storage import run_folder
 else:
     load = LazyModule("fedseal.config.load")
     deploy_client = LazyModule("fedseal.deploy.client")
     deploy_keys = LazyModule("fedseal.deploy.keys")
+    expiry = LazyModule("fedseal.deploy.expiry")
     deploy_server = LazyModule("fedseal.deploy.server")
     superlink = LazyModule("fedseal.deploy.superlink")
     client_app = LazyModule("fedseal.engines.flower.client_app")
@@ -187,6 +188,10 @@ def join(
             help=f"File with the passphrase of the key. Default: {cli_keys.PASSPHRASE}, or you are asked.",
         ),
     ] = None,
+    crl: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="ca.crl of the server: refuse a server whose key was stolen."),
+    ] = None,
     memory: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder for what this client remembers between rounds.")
     ] = Path("fedseal-memory"),
@@ -268,6 +273,8 @@ def join(
     set_up_process()
     if insecure == (key is not None):
         raise UserError("Give either --key FILE or --insecure.")
+    if insecure and crl:
+        raise UserError("--crl needs TLS: leave out --insecure.")
     if insecure and not name:
         raise UserError("With --insecure, give this client's --name.")
     if not re.fullmatch(r".+:\d{1,5}", server, re.ASCII) or "/" in server:
@@ -275,7 +282,7 @@ def join(
     for file in (method, network, weights):
         if file and not file.is_file():
             raise UserError(f"There is no file {file}: give a copy of the server's file.")
-    client_key = _read_key(key, passphrase_file) if key else None
+    client_key = _read_key(key, passphrase_file, crl) if key else None
     files = client_app.OwnFiles(*(str(file.resolve()) if file else "" for file in (method, network, weights)))
     allowed = consent.parse_consent(parse_assignments(limit), only or [], share_counts, masked)
     if insecure:
@@ -289,11 +296,11 @@ def join(
     client.join(wait, messages.info)
 
 
-def _read_key(file: Path, passphrase_file: Path | None) -> "deploy_keys.ClientKey":
+def _read_key(file: Path, passphrase_file: Path | None, crl: Path | None) -> "deploy_keys.ClientKey":
     key = deploy_keys.read_client_key(
-        file, lambda: cli_keys.find_passphrase(passphrase_file, f"passphrase of {file}")
+        file, lambda: cli_keys.find_passphrase(passphrase_file, f"passphrase of {file}"), crl
     )
-    if deploy_keys.is_soon(key.expiry):
+    if expiry.is_soon(key.expiry):
         messages.warning(
             "the certificate in %s expires on %s: ask for a new file, from 'fedseal keys renew --ca'",
             *(file, f"{key.expiry:%Y-%m-%d}"),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from fedseal.data import cache, catalogue
+    from fedseal.deploy import expiry
     from fedseal.deploy import keys as deploy_keys
     from fedseal.system import machine
 else:
@@ -27,6 +28,7 @@ else:
     cache = LazyModule("fedseal.data.cache")
     catalogue = LazyModule("fedseal.data.catalogue")
     deploy_keys = LazyModule("fedseal.deploy.keys")
+    expiry = LazyModule("fedseal.deploy.expiry")
     machine = LazyModule("fedseal.system.machine")
 
 GB = 1e9
@@ -162,14 +164,14 @@ def find_keys(folder: Path) -> Iterator[Finding]:
     """The server's certificate and the clients' keys of a deployment."""
     try:
         hosts = deploy_keys.certified_hosts(folder)
-        deploy_keys.check_dates(folder)
+        expiry.check_dates(folder)
         deploy_keys.check_secrets(folder)
-        until = deploy_keys.expiry(folder)
+        until = expiry.expiry(folder)
         names = deploy_keys.read_registered(folder)
     except UserError as error:
         yield "fail", "keys", str(error)
         return
-    if warning := deploy_keys.warn_of_expiry(folder):
+    if warning := expiry.warn_of_expiry(folder):
         yield "note", "certificates", warning
     else:
         yield "ok", "certificates", f"valid until {until:%Y-%m-%d} for {', '.join(hosts)}"

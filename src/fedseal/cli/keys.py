@@ -1,6 +1,7 @@
 """The commands keys …: create, renew and revoke the keys of a deployment."""
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,9 +13,11 @@ from fedseal.system.lazy import LazyModule
 from fedseal.system.secret_files import read_secret
 
 if TYPE_CHECKING:
+    from fedseal.deploy import expiry
     from fedseal.deploy import keys as deploy_keys
 else:
     deploy_keys = LazyModule("fedseal.deploy.keys")
+    expiry = LazyModule("fedseal.deploy.expiry")
 
 PASSPHRASE = "FEDSEAL_PASSPHRASE"  # environment variable
 
@@ -55,6 +58,13 @@ def init(
         list[str] | None, typer.Option(metavar="NAME", help="Name of a client. Repeatable.")
     ] = None,
     days: Days = 365,
+    crl: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="Address at which you will publish ca.crl, the list of revoked certificates of the server.",
+        ),
+    ] = "",
     encrypt: Encrypt = False,
     passphrase_file: PassphraseFile = None,
 ) -> None:
@@ -63,7 +73,9 @@ def init(
     Give each client its file DIR/clients/NAME.key. 'fedseal serve' needs the folder.
     """
     passphrase = new_passphrase(encrypt, passphrase_file)
-    _print_files(deploy_keys.create_keys(folder, host or [], client or [], days, passphrase), folder)
+    if crl and not re.fullmatch(r"https?://[!-~]{1,190}", crl):
+        raise UserError(f"--crl takes an address such as http://example.org/ca.crl, not '{crl}'.")
+    _print_files(deploy_keys.create_keys(folder, host or [], client or [], days, passphrase, crl), folder)
     if host:
         typer.echo(f"clients reach the server as {', '.join(host)} or localhost")
     else:
@@ -91,6 +103,9 @@ def renew(
     client: Annotated[
         str | None, typer.Option(metavar="NAME", help="Renew the key of this client instead.")
     ] = None,
+    revoke: Annotated[
+        bool, typer.Option("--revoke", help="Also revoke the server's old certificate: its key was stolen.")
+    ] = False,
     days: Days = 365,
     encrypt: Encrypt = False,
     passphrase_file: PassphraseFile = None,
@@ -100,9 +115,11 @@ def renew(
     With --ca, the clients need new files. The old ones work until the old certificate of the CA expires.
 
     With --client, the old key of the client is no longer accepted, also not in a run that is going on.
+
+    With --revoke, DIR/ca.crl lists the old certificate. Give this file to every client for join --crl.
     """
-    if ca and client:
-        raise UserError("Give either --ca or --client.")
+    if ca + revoke + bool(client) > 1:
+        raise UserError("Give either --ca, --revoke or --client.")
     if client:
         file = deploy_keys.renew_client(folder, client, new_passphrase(encrypt, passphrase_file))
         _print_files([file], folder)
@@ -111,8 +128,10 @@ def renew(
         _print_files(deploy_keys.renew_ca(folder, days), folder)
         typer.echo("If a client's file is not listed, replace the certificate at its end by the new ca.crt.")
     else:
-        deploy_keys.renew_server(folder, days)
-    until = deploy_keys.expiry(folder)
+        deploy_keys.renew_server(folder, days, revoke=revoke)
+    if revoke:
+        typer.echo(printable(f"{folder / 'ca.crl'}: give this file to every client, for join --crl"))
+    until = expiry.expiry(folder)
     typer.echo(
         f"valid until {until:%Y-%m-%d}; 'fedseal serve' uses the new certificate when it is next started"
     )

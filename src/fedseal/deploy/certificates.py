@@ -1,4 +1,4 @@
-"""X.509 certificates of a deployment: a CA's, and the server's, which the CA has signed."""
+"""X.509 certificates of a deployment: a CA's, the server's, which the CA has signed, and revoked ones."""
 
 import ipaddress
 import re
@@ -31,17 +31,48 @@ def certify_server(
     days: int,
     ca: x509.Certificate,
     ca_key: ec.EllipticCurvePrivateKey,
+    crl: str = "",
 ) -> x509.Certificate:
-    """A server's certificate for some hosts. It ends with that of its CA, or earlier."""
+    """A server's certificate for some hosts. It ends with that of its CA, or earlier.
+
+    `crl` is the address of the list of revoked certificates, if it has one.
+    """
     end = min(_end(days), ca.not_valid_after_utc)
     names = [alternative_name(host) for host in dict.fromkeys((*hosts, *LOOPBACK))]
-    return _certify(SERVER_NAME, key, ca_key, end, hosts=names)
+    return _certify(SERVER_NAME, key, ca_key, end, hosts=names, crl=crl)
 
 
 def certified_hosts(certificate: x509.Certificate) -> list[str]:
     """The hosts that a server's certificate is for."""
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return [str(name.value) for name in names]
+
+
+def revocation_address(certificate: x509.Certificate) -> str:
+    """The address of the list of revoked certificates that a certificate names; empty if it names none."""
+    try:
+        points = certificate.extensions.get_extension_for_class(x509.CRLDistributionPoints).value
+    except x509.ExtensionNotFound:
+        return ""
+    return next((str(name.value) for point in points for name in point.full_name or ()), "")
+
+
+def revocation_list(
+    serials: Iterable[int], ca: x509.Certificate, ca_key: ec.EllipticCurvePrivateKey
+) -> x509.CertificateRevocationList:
+    """The revoked certificates of a CA. The list is valid as long as the CA's certificate."""
+    now = datetime.now(UTC)
+    builder = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(ca.subject)
+        .last_update(now - timedelta(days=1))  # the machines' clocks differ
+        .next_update(ca.not_valid_after_utc)
+        .add_extension(x509.CRLNumber(int(now.timestamp())), critical=False)
+    )
+    for serial in serials:
+        revoked = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
+        builder = builder.add_revoked_certificate(revoked)
+    return builder.sign(ca_key, hashes.SHA384())
 
 
 def alternative_name(host: str) -> x509.GeneralName:
@@ -65,6 +96,7 @@ def _certify(
     ca_key: ec.EllipticCurvePrivateKey,
     end: datetime,
     hosts: list[x509.GeneralName] | None,
+    crl: str = "",
 ) -> x509.Certificate:
     """A server's certificate for these hosts, or a CA's certificate without any."""
     ca = hosts is None
@@ -98,4 +130,7 @@ def _certify(
         server = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
         builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
         builder = builder.add_extension(server, critical=False)
+    if crl:
+        point = x509.DistributionPoint([x509.UniformResourceIdentifier(crl)], None, None, None)
+        builder = builder.add_extension(x509.CRLDistributionPoints([point]), critical=False)
     return builder.sign(ca_key, hashes.SHA384())

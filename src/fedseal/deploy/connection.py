@@ -67,6 +67,15 @@ TIMEOUT = httpx.Timeout(20.0, connect=5.0)  # with HEARTBEAT_SECONDS, a lost ser
 UNAVAILABLE = (502, 503, 504)  # HTTP statuses of a server that is starting or ending
 
 
+def trust(key: ClientKey) -> ssl.SSLContext:
+    """Accepts only servers with a certificate of the deployment's CA that was not revoked."""
+    context = ssl.create_default_context(cadata=key.ca_certificate.decode())
+    if key.crl is not None:
+        context.load_verify_locations(key.crl)
+        context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
+    return context
+
+
 class RequestRefusedError(Exception):
     """Why a client does not fetch a request. The server is told the text."""
 
@@ -86,7 +95,7 @@ class Connection:
         consent: Consent = DEFAULT_CONSENT,
     ) -> None:
         self.server, self.key, self.wait, self.notify, self.consent = server, key, wait, notify, consent
-        verify = ssl.create_default_context(cadata=key.ca_certificate.decode()) if key else True
+        verify = trust(key) if key else True
         private = key.private if key else ec.generate_private_key(ec.SECP384R1())
         self._public = public_key_to_bytes(private.public_key())
         self._fleet = FleetHttpClient(

@@ -205,7 +205,7 @@ def is_one_reply(body: bytes, request: str) -> bool:
     if not len(messages) == len(trees) == 1:
         return False
     about = messages[0].metadata
-    return about.message_id == trees[0].object_id and about.reply_to_message_id == request != ""
+    return bool(about.message_id == trees[0].object_id and about.reply_to_message_id == request != "")
 
 
 def refused_file(guard_file: Path) -> Path:

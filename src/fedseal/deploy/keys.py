@@ -1,6 +1,7 @@
 """The keys of a deployment: a CA, the server's certificate, and a key pair for each client.
 
 DIR/ca.crt, ca.key            the CA that clients trust; ca.key signs the server's certificate
+DIR/ca.crl                    former certificates of the server that clients must not accept
 DIR/server.crt, server.key    the server's certificate and private key
 DIR/clients/NAME.pub          the public key of a client; only clients with such a file may take part
 DIR/clients/NAME.key          the file for that client: its private key and ca.crt
@@ -10,7 +11,7 @@ DIR/revoked/NAME.pub          the public key of a former client
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
 from cryptography import x509
@@ -33,27 +34,33 @@ from fedseal.system.files import cannot_write, read_file, write_atomic
 from fedseal.system.secret_files import check_secret, read_secret
 
 DAYS = 365  # for which certificates are valid by default
-SOON = timedelta(days=30)  # before a certificate expires
 PEM_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 PEM_ENCRYPTED = b"-----BEGIN ENCRYPTED PRIVATE KEY-----"
 
 
 def create_keys(
-    folder: Path, hosts: Iterable[str], clients: Iterable[str], days: int = DAYS, passphrase: bytes = b""
+    folder: Path,
+    hosts: Iterable[str],
+    clients: Iterable[str],
+    days: int = DAYS,
+    passphrase: bytes = b"",
+    crl: str = "",
 ) -> list[Path]:
     """Creates all keys of a deployment and returns the clients' files. It overwrites nothing.
 
     The certificates are valid for this number of days. With a passphrase, the clients' files are encrypted.
+    `crl` is the address at which ca.crl will be published, if it will be.
     """
     if any((folder / name).exists() for name in ("ca.crt", "ca.key", "server.crt", "server.key")):
         raise UserError(f"{folder} already holds keys: add clients with 'fedseal keys add-client'.")
     clients = _check_names(clients)
     ca_key, server_key = certificates.new_key(), certificates.new_key()
     ca = certificates.certify_ca(ca_key, days)
-    server = certificates.certify_server(server_key.public_key(), hosts, days, ca, ca_key)
+    server = certificates.certify_server(server_key.public_key(), hosts, days, ca, ca_key, crl)
     files = {"ca.key": _pem(ca_key), "ca.crt": _pem(ca), "server.key": _pem(server_key)}
     for name, content in (files | {"server.crt": _pem(server)}).items():
         _write(folder / name, content)
+    _write_revocations(folder)
     return add_clients(folder, clients, passphrase)
 
 
@@ -85,15 +92,20 @@ def revoke_client(folder: Path, name: str) -> None:
         raise cannot_write(folder, error) from error
 
 
-def renew_server(folder: Path, days: int = DAYS) -> None:
-    """Replaces the server's key and certificate. Clients need nothing new, since the CA stays the same."""
-    ca, ca_key = _load_ca(folder)
+def renew_server(folder: Path, days: int = DAYS, *, revoke: bool = False) -> None:
+    """Replaces the server's key and certificate. Clients need nothing new, since the CA stays the same.
+
+    With `revoke`, the former certificate is added to ca.crl, which each client then needs.
+    """
+    (ca, ca_key), former = _load_ca(folder), read_certificate(folder / "server.crt")
     try:
-        hosts = certificates.certified_hosts(_certificate(folder / "server.crt"))
+        hosts, crl = certificates.certified_hosts(former), certificates.revocation_address(former)
     except (ValueError, x509.ExtensionNotFound) as error:
         raise UserError(f"{folder / 'server.crt'} is not a server's certificate: restore it.") from error
     key = certificates.new_key()
-    server = certificates.certify_server(key.public_key(), hosts, days, ca, ca_key)
+    server = certificates.certify_server(key.public_key(), hosts, days, ca, ca_key, crl)
+    if revoke:
+        _write_revocations(folder, [former.serial_number])
     _write(folder / "server.key", _pem(key))
     _write(folder / "server.crt", _pem(server))
 
@@ -106,6 +118,7 @@ def renew_ca(folder: Path, days: int = DAYS) -> list[Path]:
     _, ca_key = _load_ca(folder)
     certificate = _pem(certificates.certify_ca(ca_key, days))
     _write(folder / "ca.crt", certificate)
+    _write_revocations(folder)
     renew_server(folder, days)
     files = sorted((folder / "clients").glob("*.key"))
     for file in files:
@@ -143,6 +156,7 @@ class ClientKey:
 
     private: ec.EllipticCurvePrivateKey = field(repr=False)
     ca_certificate: bytes
+    crl: Path | None = None  # certificates of the CA that were revoked
 
     @property
     def public(self) -> bytes:
@@ -155,8 +169,15 @@ class ClientKey:
         return x509.load_pem_x509_certificate(self.ca_certificate).not_valid_after_utc
 
 
-def read_client_key(file: Path, ask_passphrase: Callable[[], bytes] | None = None) -> ClientKey:
-    """Reads the file that a client was given; `ask_passphrase` is called if it is encrypted."""
+def read_client_key(
+    file: Path, ask_passphrase: Callable[[], bytes] | None = None, crl: Path | None = None
+) -> ClientKey:
+    """Reads the file that a client was given; `ask_passphrase` is called if it is encrypted.
+
+    `crl` is the list of the CA's revoked certificates, if the client was given one.
+    """
+    if crl is not None:
+        read_revocations(crl)  # refuses another file
     try:
         private, marker, rest = read_secret(file).partition(PEM_CERTIFICATE)
     except OSError as error:
@@ -175,7 +196,7 @@ def read_client_key(file: Path, ask_passphrase: Callable[[], bytes] | None = Non
         raise UserError(
             f"{file} is not a client's key: give the file clients/NAME.key that 'fedseal keys' created."
         ) from error
-    return ClientKey(key, marker + rest)
+    return ClientKey(key, marker + rest, crl)
 
 
 def check_secrets(folder: Path) -> None:
@@ -188,9 +209,9 @@ def check_secrets(folder: Path) -> None:
 def certified_hosts(folder: Path) -> list[str]:
     """The hosts for which the server's certificate is valid; raises if the files do not belong together."""
     try:
-        certificate = _certificate(folder / "server.crt")
+        certificate = read_certificate(folder / "server.crt")
         key = load_pem_private_key(_read(folder / "server.key"), None)
-        certificate.verify_directly_issued_by(_certificate(folder / "ca.crt"))
+        certificate.verify_directly_issued_by(read_certificate(folder / "ca.crt"))
         if key.public_key() != certificate.public_key():
             raise ValueError("another certificate's key")
         return certificates.certified_hosts(certificate)
@@ -201,53 +222,11 @@ def certified_hosts(folder: Path) -> list[str]:
         ) from error
 
 
-def expiry(folder: Path) -> datetime:
-    """When the first of the deployment's certificates expires."""
-    return min(_certificate(folder / name).not_valid_after_utc for name in ("ca.crt", "server.crt"))
-
-
-def is_soon(expiry: datetime) -> bool:
-    """True if a certificate that is still valid expires within 30 days."""
-    return timedelta(0) < expiry - datetime.now(UTC) < SOON
-
-
-def warn_of_expiry(folder: Path) -> str:
-    """What to do if a certificate expires within 30 days; otherwise empty."""
-    for file, how in _renewals(folder).items():
-        last = _certificate(file).not_valid_after_utc
-        if is_soon(last):
-            return f"the certificate {file} expires on {last:%Y-%m-%d}: {how}"
-    return ""
-
-
-def check_dates(folder: Path) -> None:
-    """Raises if one of the deployment's certificates has expired, or is not valid yet."""
-    now = datetime.now(UTC)
-    for file, how in _renewals(folder).items():
-        certificate = _certificate(file)
-        first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-        if now > last:
-            raise UserError(f"The certificate {file} expired on {last:%Y-%m-%d}: {how}.")
-        if now < first:
-            raise UserError(
-                f"The certificate {file} is valid only from {first:%Y-%m-%d}: check this machine's clock,"
-                f" which says {now:%Y-%m-%d}."
-            )
-
-
-def _renewals(folder: Path) -> dict[Path, str]:
-    """The certificates, and how to renew each of them."""
-    return {
-        folder / "ca.crt": f"run 'fedseal keys renew {folder} --ca', and give each client its new file",
-        folder / "server.crt": f"run 'fedseal keys renew {folder}'",
-    }
-
-
 def _load_ca(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     if not (folder / "ca.key").exists():
         raise UserError(f"There is no {folder / 'ca.key'}, which signs certificates: copy it back for this.")
     try:
-        certificate = _certificate(folder / "ca.crt")
+        certificate = read_certificate(folder / "ca.crt")
         key = load_pem_private_key(read_secret(folder / "ca.key"), None)
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
             raise ValueError("another CA's key")
@@ -258,11 +237,27 @@ def _load_ca(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey
     return certificate, key
 
 
-def _certificate(file: Path) -> x509.Certificate:
+def read_certificate(file: Path) -> x509.Certificate:
+    """A certificate from its file."""
     try:
         return x509.load_pem_x509_certificate(_read(file))
     except ValueError as error:
         raise UserError(f"{file} is damaged: restore it, or create keys in a new folder.") from error
+
+
+def read_revocations(file: Path) -> list[int]:
+    """The serial numbers in a list of revoked certificates."""
+    try:
+        return [entry.serial_number for entry in x509.load_pem_x509_crl(_read(file))]
+    except ValueError as error:
+        raise UserError(f"{file} is not a list of revoked certificates: give the server's ca.crl.") from error
+
+
+def _write_revocations(folder: Path, serials: Iterable[int] = ()) -> None:
+    """Adds certificates to ca.crl, which is created if an earlier version has not done so."""
+    file = folder / "ca.crl"
+    known = read_revocations(file) if file.exists() else []
+    _write(file, _pem(certificates.revocation_list([*known, *serials], *_load_ca(folder))))
 
 
 def _public_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
@@ -304,8 +299,8 @@ def _require_client(folder: Path, name: str) -> Path:
     return folder / "clients" / f"{name}.pub"
 
 
-def _pem(item: ec.EllipticCurvePrivateKey | x509.Certificate) -> bytes:
-    if isinstance(item, x509.Certificate):
+def _pem(item: ec.EllipticCurvePrivateKey | x509.Certificate | x509.CertificateRevocationList) -> bytes:
+    if isinstance(item, x509.Certificate | x509.CertificateRevocationList):
         return item.public_bytes(Encoding.PEM)
     return item.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 

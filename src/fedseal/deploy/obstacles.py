@@ -11,7 +11,7 @@ from fedseal.errors import UserError
 from fedseal.system.version import fedseal_version, needed_version
 
 DUPLICATE_SECONDS = 35.0  # the server notices within 30 seconds that another client with this key was killed
-EXPIRED, NOT_YET_VALID = 10, 9  # OpenSSL's codes for certificates
+EXPIRED, NOT_YET_VALID, REVOKED, NO_LIST, OLD_LIST = 10, 9, 23, 3, 12  # OpenSSL's codes for certificates
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,14 @@ def _invalid_certificate(server: str, error: ssl.SSLCertVerificationError) -> Us
         return UserError(
             f"The certificate of {server} {why}: check this machine's clock. If it is right, run"
             " 'fedseal keys renew DIR --ca' on the server, and give each client its new file."
+        )
+    if error.verify_code == REVOKED:
+        return UserError(
+            f"The certificate of {server} was revoked, so it may not be the real server: ask whoever runs it."
+        )
+    if error.verify_code in (NO_LIST, OLD_LIST):
+        return UserError(
+            f"--crl is not the present list of revoked certificates of {server}: ask for its newest ca.crl."
         )
     return UserError(
         f"{server} is not the server that this key is for: its certificate is from another CA or for another"

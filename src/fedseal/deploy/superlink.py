@@ -28,7 +28,7 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExec
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedseal.deploy import keys
+from fedseal.deploy import expiry, keys
 from fedseal.deploy.certificates import LOOPBACK
 from fedseal.deploy.grid import SafeGrid
 from fedseal.deploy.guard import admit_clients
@@ -86,7 +86,7 @@ class Endpoint:
         """Raises if the port is in use, or if the certificate is not valid now and for the host."""
         if self.keys:
             hosts = keys.certified_hosts(self.keys)
-            keys.check_dates(self.keys)
+            expiry.check_dates(self.keys)
             keys.check_secrets(self.keys)
             if self.host not in (*ANY_ADDRESS, *hosts):
                 raise UserError(
@@ -98,7 +98,7 @@ class Endpoint:
 
     def warn(self) -> None:
         """Warns if a certificate expires soon, or if no other machine will accept it."""
-        if self.keys and (warning := keys.warn_of_expiry(self.keys)):
+        if self.keys and (warning := expiry.warn_of_expiry(self.keys)):
             log.warning("%s", warning)
         if not self.keys or self.host not in ANY_ADDRESS:
             return
