@@ -129,14 +129,24 @@ def test_special_files_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("size", "result"), [(32, "1001"), (512, "expands to more than 2,000 times")])
 def test_a_file_that_expands_to_gigabytes_takes_little_memory(size: int, result: str, tmp_path: Path) -> None:
     """One image of 4.3 MB, to which a thousand rows refer: 4.3 GB in a few kilobytes."""
-    rows, image = 1000, png(3) + bytes(4_300_000)
+    write_repeated(tmp_path / "train.parquet", png(3) + bytes(4_300_000), 1000)
+    write_parquet(tmp_path / "test.parquet", [png(4)], [0])
+    assert (tmp_path / "train.parquet").stat().st_size < 10_000
+    found, peak = read_elsewhere(tmp_path, size)
+    assert result in found and peak < 1_500_000  # kB
+
+
+def write_repeated(file: Path, image: bytes, rows: int) -> None:
+    """A file with one image, to which all rows refer."""
     content = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([image]))
     images = pa.StructArray.from_arrays([content], ["bytes"])
     table = pa.table({"image": images, "label": pa.array(np.zeros(rows, np.int64))})
     options = {"compression": "zstd", "dictionary_pagesize_limit": 1 << 30, "store_schema": False}
-    pq.write_table(table, tmp_path / "train.parquet", **options)
-    write_parquet(tmp_path / "test.parquet", [png(4)], [0])
-    assert (tmp_path / "train.parquet").stat().st_size < 10_000
+    pq.write_table(table, file, **options)
+
+
+def read_elsewhere(folder: Path, size: int) -> tuple[str, int]:
+    """Reads a folder in another process: the number of images or the error, and the peak of memory in kB."""
     code = """
 import re, sys
 from pathlib import Path
@@ -149,10 +159,36 @@ except UserError as error:
     print(error)
 print(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 """
-    command = [sys.executable, "-c", code, tmp_path, str(size)]
+    command = [sys.executable, "-c", code, folder, str(size)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)
     found, peak = answer.stdout.splitlines()
-    assert result in found and int(peak) < 1_500_000  # kB
+    return found, int(peak)
+
+
+def test_a_file_with_false_sizes_takes_little_memory(tmp_path: Path) -> None:
+    """One image of 100 MB, to which 16 rows refer: the file says that they have 5,000 bytes."""
+    file = tmp_path / "train.parquet"
+    write_repeated(file, bytes(100_000_000), 16)
+    group, content = pq.ParquetFile(file).metadata.row_group(0), file.read_bytes()
+    start = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    footer = content[start:]
+    for size in {group.total_byte_size, group.column(0).total_uncompressed_size}:
+        true, length = varint(size), len(varint(size))
+        assert true in footer
+        footer = footer.replace(true, varint(5000, length))
+    file.write_bytes(content[:start] + footer)
+    write_parquet(tmp_path / "test.parquet", [png(4)], [0])
+    found, peak = read_elsewhere(tmp_path, 32)
+    assert "train.parquet expands to more than 2,000 times" in found and peak < 1_700_000  # kB
+
+
+def varint(number: int, length: int = 0) -> bytes:
+    """An integer in Thrift's compact form, with leading zeros up to a length."""
+    parts, number = [], 2 * number
+    while number or len(parts) < length:
+        parts.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*parts[:-1], parts[-1] & 127])
 
 
 def test_a_file_with_several_pages_and_row_groups(tmp_path: Path) -> None:

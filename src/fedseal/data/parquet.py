@@ -14,6 +14,7 @@ from fedseal.data.decode import decode_images
 from fedseal.data.pool import Pixels, Pool, PoolPart, join_parts
 from fedseal.errors import UserError
 from fedseal.system.lazy import LazyModule
+from fedseal.system.machine import limited_memory
 from fedseal.system.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ PARTS = ("train", "validation", "test")
 # A file of a few kilobytes can hold gigabytes: one image to which a million rows refer. A PNG file with one
 # colour that is enlarged to 224×224 pixels expands by a factor of 1,500.
 MAX_EXPANSION, FREE_BYTES = 2000, 1 << 28
+WORK_BYTES = 1 << 30  # memory for reading, besides the images
 MAX_ROWS = 16  # that are read at once
 BLOCK_ROWS, BLOCK_BYTES = 1024, 1 << 26  # that are decoded at once
 
@@ -98,7 +100,10 @@ def _read_part(paths: list[Path], size: int | None, channels: int | None, progre
             if not {column, "label"} <= set(columns):
                 raise UserError(f"{path} needs the columns image and label, but has {', '.join(columns)}.")
             classes = classes or _class_names(file.schema_arrow.metadata)
-            with progress_bar(path.name, file.metadata.num_rows, show=progress) as advance:
+            with (
+                progress_bar(path.name, file.metadata.num_rows, show=progress) as advance,
+                limited_memory(WORK_BYTES + _max_size(path)),  # the sizes in the file may be false
+            ):
                 row = expanded = 0
                 for content, numbers in _read_blocks(file, column, largest):
                     for image, label in zip(decode_images(content, size, channels), numbers, strict=True):
@@ -112,6 +117,8 @@ def _read_part(paths: list[Path], size: int | None, channels: int | None, progre
                             _check_expansion(path, expanded)
                         row += 1
                     advance(len(content))
+        except MemoryError as error:
+            raise _expands(path) from error
         except (pa.ArrowException, OSError, KeyError, AttributeError, TypeError, ValueError) as error:
             raise UserError(f"{path} is not a Parquet file of images ({error}): replace it.") from error
     if not images:
@@ -134,11 +141,19 @@ def _column_sizes(metadata: "pq.FileMetaData") -> list[int]:
 
 def _check_expansion(path: Path, size: int) -> None:
     """Refuses a file whose content needs far more memory than images of its size do."""
-    if size > FREE_BYTES + MAX_EXPANSION * path.stat().st_size:
-        raise UserError(
-            f"{path} expands to more than {MAX_EXPANSION:,} times its size, which no file of images does:"
-            " replace it."
-        )
+    if size > _max_size(path):
+        raise _expands(path)
+
+
+def _max_size(path: Path) -> int:
+    return FREE_BYTES + MAX_EXPANSION * path.stat().st_size
+
+
+def _expands(path: Path) -> UserError:
+    return UserError(
+        f"{path} expands to more than {MAX_EXPANSION:,} times its size, which no file of images does:"
+        " replace it."
+    )
 
 
 def _read_blocks(

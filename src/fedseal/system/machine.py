@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -11,6 +12,9 @@ from pathlib import Path
 import torch
 
 from fedseal.errors import UserError
+
+if sys.platform == "linux":
+    import resource
 
 
 def find_device(wanted: str, option: str = "engine.device") -> torch.device:
@@ -45,6 +49,23 @@ def versions() -> dict[str, str]:
         "machine": platform.machine(),
         "processor": processor(),
     }
+
+
+@contextmanager
+def limited_memory(size: int) -> Iterator[None]:
+    """Inside the context, this process gets only so many more bytes; then `MemoryError`. Linux only."""
+    if sys.platform != "linux":
+        yield
+        return
+    status = Path("/proc/self/status").read_text("utf-8")
+    used = 1024 * int(status.partition("VmData:")[2].split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limits = [limit for limit in (used + size, soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 @contextmanager
