@@ -6,6 +6,9 @@ from pathlib import Path
 
 from deployment import Deployment, Processes, free_port, images, processes, wait_until  # noqa: F401
 
+from fedseal.privacy import spent_epsilon
+from fedseal.storage.events_file import read_rounds
+
 
 def look(port: int) -> str:
     """The dashboard's page, or nothing while there is no dashboard."""
@@ -23,7 +26,9 @@ def test_serve_shows_its_clients_and_stops_on_sigterm(
     processes: Processes,  # noqa: F811
     images: Path,  # noqa: F811
 ) -> None:
-    deployment, port = Deployment(processes, images, ["north"], rounds=1000), free_port()
+    """The client adds noise (local differential privacy), and the server counts what that spends."""
+    private = {"privacy.mode": "local", "privacy.noise": 2, "privacy.clip": 0.01}
+    deployment, port = Deployment(processes, images, ["north"], rounds=1000, **private), free_port()
     log = processes.folder / "server.log"
     server = deployment.serve("--dashboard", str(port), "--log", str(log), "--json-logs")
     wait_until(lambda: "listening on" in look(port), server)
@@ -40,6 +45,15 @@ def test_serve_shows_its_clients_and_stops_on_sigterm(
     assert lines[-1]["event"] == "stopped"
     assert lines[-1]["message"] == "Stopped. Continue with the same command and --resume."
     assert {"start", "round"} <= {line["event"] for line in lines}
+
+    events = read_rounds(deployment.run)
+    assert [event["epsilon"] for event in events] == [
+        spent_epsilon(2, t, 1e-5) for t in range(1, len(events) + 1)
+    ]
+    assert "positive" not in events[0] and "counts" not in client.output  # only noisy weights travel
+    ledger = (deployment.run / "privacy.jsonl").read_text("utf-8").splitlines()
+    print(ledger[:2], client.output[:1500], page)
+    assert len(ledger) >= len(events)
 
     client.process.terminate()
     assert client.wait() == 143
