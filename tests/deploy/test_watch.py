@@ -47,13 +47,10 @@ def test_serve_shows_its_clients_and_stops_on_sigterm(
     assert {"start", "round"} <= {line["event"] for line in lines}
 
     events = read_rounds(deployment.run)
-    assert [event["epsilon"] for event in events] == [
-        spent_epsilon(2, t, 1e-5) for t in range(1, len(events) + 1)
-    ]
+    assert [event["epsilon"] for event in events] == [spent_epsilon(2, e["t"], 1e-5) for e in events]
     assert "positive" not in events[0] and "counts" not in client.output  # only noisy weights travel
     ledger = (deployment.run / "privacy.jsonl").read_text("utf-8").splitlines()
-    print(ledger[:2], client.output[:1500], page)
-    assert len(ledger) >= len(events)
+    assert len(events) >= 2 and len(ledger) >= len(events) and "spent." in page
 
     client.process.terminate()
     assert client.wait() == 143
