@@ -29,6 +29,19 @@ set_up_process("portable")  # before the first computation, as the entry points 
 TINY: dict[str, Any] = SMOKE | {"engine.workers": 1, "fedseal.bootstrap_epochs": 5}
 
 
+LONG = ("deploy", "torture")  # folders of tests that start many processes and mostly wait for them
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each worker of pytest-xdist, which gets an equal part of this list, begins with its share of long tests."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    long = [item for item in items if item.path.parent.name in LONG]
+    rest = [item for item in items if item.path.parent.name not in LONG]
+    bounds = [len(rest) * worker // workers for worker in range(workers + 1)]
+    parts = [(*long[w::workers], *rest[bounds[w] : bounds[w + 1]]) for w in range(workers)]
+    items[:] = [item for part in parts for item in part]
+
+
 @pytest.fixture
 def tiny() -> dict[str, Any]:
     """Options that turn `fmnist-lenet` into a run of about a second on real Fashion-MNIST images."""

@@ -33,7 +33,6 @@ PAGES = (
     *(f"docs/{name}.md" for name in ("results", "evidence", "paper-map", "label-shift", "privacy")),
 )
 FIGURE, MIXES, PRIVACY = (Path(f"docs/{name}.svg") for name in ("accuracy", "class-mix", "privacy"))
-MAX_SEEDS = 20
 
 
 def write_tuned(store: ResultStore) -> str:
@@ -73,7 +72,7 @@ def write_seeds(store: ResultStore) -> str:
 def measured_seeds(store: ResultStore) -> Iterator[tuple[str, Result, Result]]:
     """Every measured seed of Fashion-MNIST, LeNet, Dirichlet 0.3, with FedSEAL and Server-SL."""
     table = find_table("table-fmnist-lenet")
-    for seed in range(MAX_SEEDS):
+    for seed in range(store.seeds):
         method, alone = (
             store.find(Cell(table, row, "Dir 0.3", seed, "paper")) for row in ("FedSEAL", "Server-SL")
         )
@@ -91,7 +90,7 @@ def paper_accuracies() -> tuple[float, float]:
 def write_methods(store: ResultStore) -> str:
     """The accuracies of all methods on Fashion-MNIST with LeNet."""
     table = find_table("table-fmnist-lenet")
-    measured = measure(table, store, MAX_SEEDS, "paper", "model")
+    measured = measure(table, store, store.seeds, "paper", "model")
     blocks = write_blocks(table, measured, "accuracy of wᵗ, %")
     return "\n\n".join([next(blocks), *([next(blocks)] if outdated_note(measured) else [])])
 
@@ -189,7 +188,7 @@ def write_table(table: Table, store: ResultStore) -> str:
     parts = []
     scales: tuple[Scale, ...] = ("paper", "reduced")
     for scale in scales:
-        measured = measure(table, store, MAX_SEEDS, scale, "model") if has_runs(table, scale, store) else {}
+        measured = measure(table, store, store.seeds, scale, "model") if has_runs(table, scale, store) else {}
         if not any(place.ours for columns in measured.values() for place in columns.values()):
             continue
         if table.accuracies:
@@ -198,7 +197,7 @@ def write_table(table: Table, store: ResultStore) -> str:
         if scale == "reduced":
             parts.append(f"**Reduced scale** ({table.reductions}): not comparable with the paper's numbers.")
         parts += write_blocks(table, measured, "accuracy of wᵗ, %")
-        parts += write_blocks(table, measure(table, store, MAX_SEEDS, scale, "average"), "accuracy of w̄, %")
+        parts += write_blocks(table, measure(table, store, store.seeds, scale, "average"), "accuracy of w̄, %")
     return "\n\n".join(parts) or "Not run."
 
 
@@ -206,7 +205,7 @@ def write_images(table: Table, store: ResultStore, scale: Scale = "paper") -> li
     """The accuracies that a table names, one after the other."""
     return [
         to_markdown([[title, *table.columns], *([row, *places.values()] for row, places in texts.items())])
-        for title, texts in measure_images(table, store, MAX_SEEDS, scale)
+        for title, texts in measure_images(table, store, store.seeds, scale)
     ]
 
 

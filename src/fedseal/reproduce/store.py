@@ -50,6 +50,11 @@ class ResultStore:
             if made_with in KNOWN_VERSIONS:
                 self.runs.setdefault(identity(config), []).append(Result(path.parent, summary))
 
+    @property
+    def seeds(self) -> int:
+        """One more than the highest measured seed."""
+        return 1 + max((run.summary["seed"] for runs in self.runs.values() for run in runs), default=-1)
+
     def find(self, cell: Cell) -> Result | None:
         """A run with the cell's configuration and at least as many rounds; an outdated one if need be."""
         runs = [
