@@ -33,7 +33,7 @@ LONG = ("deploy", "torture")  # folders of tests that start many processes and m
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each worker of pytest-xdist, which gets an equal part of this list, begins with its share of long tests."""
+    """Each worker of pytest-xdist gets an equal part of the list, and begins with its share of long tests."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     long = [item for item in items if item.path.parent.name in LONG]
     rest = [item for item in items if item.path.parent.name not in LONG]
