@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.page import write_block
-from fedseal import weights
 from fedseal.config.load import load_config
 from fedseal.core import Packet, Reply, derive_seed
 from fedseal.data.federation import load_federation
@@ -27,12 +26,12 @@ from fedseal.data.pool import Federation
 from fedseal.engines.attack import forge, malicious_clients
 from fedseal.engines.client import ClientResult, SimulatedClients
 from fedseal.errors import UserError
+from fedseal.learn import accuracy, predict
 from fedseal.rounds import Progress, RoundDone, rounds
 from fedseal.run_setup import RunSetup
 from fedseal.system.environment import set_up_process
 from fedseal.system.files import write_atomic
 from fedseal.system.machine import cores, threads, versions
-from fedseal.training.evaluate import Evaluator
 
 RESULTS = Path("results/bench/attacks.json")
 LAST = 5  # rounds
@@ -140,21 +139,18 @@ class Start:
         options = self.options | RULES[rule] | ATTACKS.get(attack, {}) | {"simulate.malicious": number}
         setup = RunSetup(load_config("fmnist-lenet", options), self.federation)
         server, names = setup.server(), self.federation.names
-        evaluate = Evaluator(setup, server, mix_images=1)
+        images = setup.labelled_images(self.federation.tests["test"])
         found: list[float] = []
         with threads(1):
             try:
                 engine, start = SharingEngine(setup, self.honest), Progress(0, self.state)
                 for event in rounds(setup.config, server, engine, names, lambda state: {}, start):
                     if isinstance(event, RoundDone) and event.t > setup.config.rounds - LAST:
-                        found.append(100 * self.accuracy(evaluate, event.state))
+                        probs = predict(server, event.state.tensors["model"], images)
+                        found.append(100 * accuracy(probs, images.labels))
             except UserError:
                 return None
         return round(statistics.mean(found), 2)
-
-    def accuracy(self, evaluate: Evaluator, state: Packet) -> float:
-        model: weights.Tensors = state.tensors["model"]
-        return evaluate.measure(model)["test_accuracy"]
 
 
 def main() -> None:
