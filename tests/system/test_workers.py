@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
@@ -58,3 +59,13 @@ def test_workers_start_again_after_their_origin_has_died() -> None:
     os.kill(origin, signal.SIGKILL)
     os.waitid(os.P_PID, origin, os.WEXITED | os.WNOWAIT)
     assert ask()[0] != origin
+
+
+@linux
+def test_workers_start_although_their_origin_is_killed_while_it_forks() -> None:
+    origin = ask()[0]
+    os.kill(origin, signal.SIGSTOP)  # it has got the request for a worker, and does nothing
+    timer = threading.Timer(0.5, os.kill, (origin, signal.SIGKILL))
+    timer.start()
+    assert ask()[0] != origin
+    timer.join()

@@ -4,15 +4,19 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from fedseal.errors import UserError
+
 FORKS = sys.platform == "linux"
+ATTEMPTS, PAUSE = 10, 0.1  # to start a worker; seconds between two of them
 
 
 def prepare_workers(module: str) -> None:
@@ -36,14 +40,20 @@ def prepare_workers(module: str) -> None:
 
 
 def start_worker(target: Callable[..., None], *args: Any) -> BaseProcess:
-    """Starts a process that ignores Ctrl-C, which is meant for the run; the run ends its workers."""
-    prepare_workers(target.__module__)
-    process = (ForkServerProcess if FORKS else SpawnProcess)(
-        target=_work, args=(dict(os.environ), target, args), daemon=True
-    )
-    with _without_main_module(), _without_interrupts():
-        process.start()
-    return process
+    """Starts a process that ignores Ctrl-C, which is meant for the run; the run ends its workers.
+
+    If the process that workers are forked from is killed meanwhile, it is started again.
+    """
+    for _ in range(ATTEMPTS):
+        prepare_workers(target.__module__)
+        process = (ForkServerProcess if FORKS else SpawnProcess)(
+            target=_work, args=(dict(os.environ), target, args), daemon=True
+        )
+        with suppress(EOFError, ConnectionError), _without_main_module(), _without_interrupts():
+            process.start()
+            return process
+        time.sleep(PAUSE)  # a killed process can still look alive
+    raise UserError("Worker processes cannot be started: they are killed at once.")
 
 
 def _work(environment: Mapping[str, str], target: Callable[..., None], args: tuple[Any, ...]) -> None:
