@@ -8,6 +8,7 @@ from fedseal.reproduce.measure import (
     gap_recovered,
     margins_and_gaps,
     measure_images,
+    on_common_seeds,
     outdated_note,
 )
 from fedseal.reproduce.store import ResultStore
@@ -44,6 +45,16 @@ def test_a_place_shows_mean_and_standard_deviation() -> None:
     assert Measured({0: 76.0, 1: 78.0}, 78.62).text() == "77.00 ± 1.41 (78.62)"
     assert Measured({3: 76.0}).text() == "76.00 (–)"
     assert Measured().text() == "not run (–)"
+
+
+def test_rows_are_compared_over_common_seeds() -> None:
+    measured = {
+        "fedshift": {"a": Measured({0: 96.0, 1: 94.0}), "b": Measured({0: 92.0, 1: 90.0})},
+        "one teacher": {"a": Measured({0: 95.0}), "b": Measured()},
+    }
+    found = on_common_seeds(measured)
+    texts = {row: [place.ours_text() for place in places.values()] for row, places in found.items()}
+    assert texts == {"fedshift": ["96.00", "92.00"], "one teacher": ["95.00", "not run"]}
 
 
 def test_a_table_beyond_the_paper_shows_its_accuracies() -> None:

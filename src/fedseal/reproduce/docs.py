@@ -19,7 +19,14 @@ from fedseal.errors import UserError
 from fedseal.reproduce import privacy
 from fedseal.reproduce.cells import Cell, Scale, Table, find_table, folder_name, load_tables
 from fedseal.reproduce.figures import draw_methods, draw_mixes, draw_privacy
-from fedseal.reproduce.measure import Measured, margins_and_gaps, measure, measure_images, outdated_note
+from fedseal.reproduce.measure import (
+    Measured,
+    margins_and_gaps,
+    measure,
+    measure_images,
+    on_common_seeds,
+    outdated_note,
+)
 from fedseal.reproduce.store import ResultStore
 from fedseal.rounds import LAST_ROUNDS
 from fedseal.storage.accuracies import PREFIXES, accuracy_name
@@ -45,7 +52,9 @@ def write_tuned(store: ResultStore) -> str:
     """
     table = find_table("table-fmnist-lenet-tuned")
     kinds = ("client", "official", "test")
-    client, official, test = (measure(table, store, store.seeds, "paper", images=kind) for kind in kinds)
+    client, official, test = (
+        on_common_seeds(measure(table, store, store.seeds, "paper", images=kind)) for kind in kinds
+    )
     means = {
         row: mean(mean(place.ours.values()) for place in places.values())
         for row, places in client.items()

@@ -1,7 +1,7 @@
 """The numbers of a table: accuracies, margins over Server-SL, and shares of the gap to FedAvg-SL."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import mean, stdev
 
 from fedseal.reproduce.cells import Cell, Scale, Table
@@ -62,9 +62,22 @@ def measure_images(
 ) -> Iterator[tuple[str, dict[str, dict[str, str]]]]:
     """The accuracies of a table that is not in the paper: a title, and texts by row and column."""
     for images in table.accuracies:
-        measured = measure(table, store, seeds, scale, images=images)
+        measured = on_common_seeds(measure(table, store, seeds, scale, images=images))
         texts = {row: {c: p.ours_text() for c, p in places.items()} for row, places in measured.items()}
         yield IMAGES[images], texts
+
+
+def on_common_seeds(measured: Mapping[str, Mapping[str, Measured]]) -> dict[str, dict[str, Measured]]:
+    """The same over the seeds that all measured places have, so that rows can be compared."""
+    seeds = [set(place.ours) for places in measured.values() for place in places.values() if place.ours]
+    common = set.intersection(*seeds) if seeds else set()
+    return {
+        row: {
+            column: replace(place, ours={seed: value for seed, value in place.ours.items() if seed in common})
+            for column, place in places.items()
+        }
+        for row, places in measured.items()
+    }
 
 
 def outdated_note(measured: Mapping[str, Mapping[str, Measured]]) -> str:
