@@ -195,7 +195,7 @@ def request_name(body: bytes) -> str:
 def is_one_reply(body: bytes, request: str) -> bool:
     """True if a client announces one reply to this request, and the SuperLink can forget the reply's objects.
 
-    A late copy of the reply to an earlier request is none.
+    A late copy of the reply to an earlier request does not count.
     """
     try:
         announced = PushMessagesRequest.FromString(body)

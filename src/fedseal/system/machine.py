@@ -53,7 +53,7 @@ def versions() -> dict[str, str]:
 
 @contextmanager
 def limited_memory(size: int) -> Iterator[None]:
-    """Inside the context, this process gets only so many more bytes; then `MemoryError`. Linux only."""
+    """Inside the context, this process can allocate `size` further bytes; more is a `MemoryError`. Linux only."""
     if sys.platform != "linux":
         yield
         return
