@@ -53,7 +53,7 @@ def versions() -> dict[str, str]:
 
 @contextmanager
 def limited_memory(size: int) -> Iterator[None]:
-    """Inside the context, this process can allocate `size` further bytes; more is a `MemoryError`. Linux only."""
+    """On Linux, this process can allocate `size` further bytes in the context; more is a `MemoryError`."""
     if sys.platform != "linux":
         yield
         return
