@@ -104,6 +104,7 @@ class SharingEngine:
         self._setup, self._honest = setup, honest
         self._memories = dict.fromkeys(self.clients, b"")
         self._uploads = setup.config.selected_method().uploads
+        self._names = list(setup.network().state_dict())
         self._malicious = malicious_clients(setup.config.simulate, len(self.clients), setup.config.seed)
 
     def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:
@@ -114,7 +115,7 @@ class SharingEngine:
             self._memories[k], reply = result.memory, result.reply
             if k in self._malicious:
                 seed = derive_seed(self._setup.config.seed, self._setup.federation.names[k], t, "attack")
-                reply = forge(reply, request, self._uploads, self._setup.config.simulate, seed)
+                reply = forge(reply, request, self._uploads, self._names, self._setup.config.simulate, seed)
             yield Reply(k, reply)
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings as hypothesis_settings
 from PIL import Image, ImageDraw
 from safetensors.torch import load_file
 
@@ -25,6 +26,8 @@ from fedseal.system.logs import remove_logs, set_up_logs
 from fedseal.training.train import train
 
 set_up_process("portable")  # before the first computation, as the entry points do
+hypothesis_settings.register_profile("fedseal", deadline=None)  # no test depends on the machine's speed
+hypothesis_settings.load_profile("fedseal")
 
 TINY: dict[str, Any] = SMOKE | {"engine.workers": 1, "fedseal.bootstrap_epochs": 5}
 

@@ -4,7 +4,7 @@ from itertools import permutations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedseal import aggregate, weights
@@ -62,7 +62,6 @@ def test_mean_does_not_depend_on_the_order_of_arrival() -> None:
         assert aggregate.mean({k: models[k] for k in order})["w"].tolist() == [0.75]
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32), st.permutations(range(6)))
 def test_mean_gives_the_same_bits_in_any_order(seed: int, order: list[int]) -> None:
     draw = torch.Generator().manual_seed(seed)

@@ -140,7 +140,7 @@ GROUPS = NAMES.filter(lambda name: "/" not in name)
 SCALARS = st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=8))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.dictionaries(GROUPS, st.dictionaries(NAMES, tensors(), max_size=3), max_size=3),
     st.dictionaries(NAMES, SCALARS, max_size=4),
@@ -150,6 +150,12 @@ def test_any_packet_survives_serialisation(
 ) -> None:
     packet = Packet(groups, scalars)
     assert_same(through_bytes(packet), packet)
+
+
+def test_tensors_have_the_same_order_every_time() -> None:
+    """safetensors returns them in another order at every call."""
+    data = Packet({"g": {str(i): torch.zeros(1) for i in range(50)}}).to_bytes()
+    assert len({tuple(Packet.from_bytes(data).tensors["g"]) for _ in range(5)}) == 1
 
 
 def test_serialisation_is_deterministic() -> None:

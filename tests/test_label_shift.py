@@ -152,7 +152,7 @@ def test_no_images_means_no_estimate() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 60), st.integers(2, 6), st.integers(1, 500))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_mix_is_a_distribution_in_which_order_does_not_matter(
     seed: int, n: int, classes: int, images: int
 ) -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
@@ -105,7 +105,6 @@ def test_eq_5_without_validation_images_no_image_is_trusted(denominator: paper.D
     assert tau.tolist() == [1.0, 1.0, 1.0]
 
 
-@settings(deadline=None)
 @given(SEEDS, IMAGES, CLASSES)
 def test_eq_5_always_has_a_value(seed: int, images: int, classes: int) -> None:
     """τ is finite, and τ_m · count_m is the numerator for every class m with a count."""
@@ -158,7 +157,6 @@ def test_eq_8_counts_models_for_each_image() -> None:
     assert_close(updated, torch.tensor([[0.6, 0.4], [0.4, 0.6], [0.3, 0.7]]))
 
 
-@settings(deadline=None)
 @given(SEEDS, MODELS, IMAGES, CLASSES)
 def test_eq_8_is_eq_7(seed: int, models: int, images: int, classes: int) -> None:
     """The recursion equals the plain mean, and its rows remain probability distributions."""
@@ -171,7 +169,6 @@ def test_eq_8_is_eq_7(seed: int, models: int, images: int, classes: int) -> None
         assert_close(mean, paper.ensemble_mean(history[:t]), atol=1e-6, rtol=1e-5)
 
 
-@settings(deadline=None)
 @given(SEEDS, st.integers(2, 8), st.integers(2, 8), CLASSES)
 def test_eq_8_with_images_that_came_later(seed: int, models: int, images: int, classes: int) -> None:
     """Image i is added at model `joined[i]`, and its p̄ is the mean over the models from then on."""
@@ -211,7 +208,6 @@ def test_eq_10_a_threshold_above_one_shuts_a_class_out() -> None:
     assert paper.positive_set(mean, torch.tensor([1.15, 0.0])).tolist() == [False, True]
 
 
-@settings(deadline=None)
 @given(SEEDS, IMAGES, CLASSES)
 def test_eq_10_uses_the_threshold_of_the_pseudo_label(seed: int, images: int, classes: int) -> None:
     """D⁺ follows from the label of Eq. 9 and the inequality of Eq. 10, also if two classes tie."""
@@ -240,7 +236,6 @@ def test_eq_11_complementary_labels() -> None:
     assert [set(column.tolist()) for column in draws.T] == [{1, 2}, {-1}, {0, 2}]
 
 
-@settings(deadline=None)
 @given(SEEDS, IMAGES, CLASSES, THETAS)
 def test_eq_11_never_exceeds_theta(seed: int, images: int, classes: int, theta: float) -> None:
     """p̄[y⁻] ≤ θ wherever there is a y⁻, and −1 exactly where no class has p̄ ≤ θ."""
@@ -285,7 +280,6 @@ def test_eq_12_negative_set() -> None:
     assert paper.positive_set(mean, tau).tolist() == [True, False, False, False]
 
 
-@settings(deadline=None)
 @given(SEEDS, IMAGES, CLASSES, THETAS)
 def test_eq_12_is_disjoint_from_eq_10(seed: int, images: int, classes: int, theta: float) -> None:
     """D⁻ contains exactly the images that have a complementary label and are not in D⁺."""
@@ -359,7 +353,6 @@ def test_eq_15_has_nothing_left_to_do_where_the_class_is_ruled_out() -> None:
     assert loss.item() == 0.0 and logits.grad.tolist() == [[0.0, 0.0, 0.0]]
 
 
-@settings(deadline=None)
 @given(SEEDS, IMAGES, CLASSES)
 def test_eq_15_is_the_naive_formula(seed: int, images: int, classes: int) -> None:
     """Value and gradient of −log(1 − p_y) in double precision, at logits where this formula is accurate."""
@@ -438,7 +431,6 @@ def test_lambda_divide_capped_reaches_one_in_round_28() -> None:
     assert 0.99 < before < 1.0 and after == 1.0
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(EVERY_SCHEDULE),
     st.floats(0, 1),

@@ -27,6 +27,13 @@ def test_update_is_clipped_over_all_of_its_tensors() -> None:
     assert privacy.clipped(zero, 1.0)["a"].tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_an_update_without_a_length_becomes_zero(value: float) -> None:
+    """Its other weights would otherwise leave the client at full length."""
+    found = privacy.clipped({"a": torch.tensor([value, 3.0]), "b": torch.tensor([1e6])}, 1.0)
+    assert found["a"].tolist() == [0.0, 0.0] and found["b"].tolist() == [0.0]
+
+
 def test_constants_and_integer_buffers_are_not_part_of_an_update() -> None:
     sent = {
         "mean": torch.tensor([5.0]),

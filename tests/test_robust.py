@@ -41,8 +41,9 @@ def test_norms_of_learned_weights_and_statistics() -> None:
 def test_gate_leaves_out_long_updates() -> None:
     """Norms 1, 2, 3, 20 have the median 2.5: 20 is 8 times as long, more than 3 times."""
     uploads = models([1.0, 0.0], [0.0, 2.0], [3.0, 0.0], [12.0, 16.0])
-    assert robust.beyond_gate(uploads, SENT, 3) == {3: "its weights moved 8 times as far as is usual"}
-    assert robust.beyond_gate(uploads, SENT, 8) == {}
+    norms = robust.update_norms(uploads, SENT)
+    assert robust.beyond_gate(norms, 3) == {3: "its weights moved 8 times as far as is usual"}
+    assert robust.beyond_gate(norms, 8) == {}
 
 
 def test_gate_sees_batch_norm_statistics() -> None:
@@ -52,15 +53,21 @@ def test_gate_sees_batch_norm_statistics() -> None:
         k: {"w": torch.ones(1), "norm.running_var": torch.tensor([value])}
         for k, value in enumerate([2.0, 3.0, 2.0, 3e38])
     }
-    [(client, reason)] = robust.beyond_gate(uploads, sent, 3).items()
+    [(client, reason)] = robust.beyond_gate(robust.update_norms(uploads, sent), 3).items()
     assert client == 3 and reason.startswith("its BatchNorm statistics moved 2e+38 times")
 
 
 def test_gate_ignores_clients_that_did_not_train() -> None:
     """Three of five send back what they were sent. The median of 1 and 2 counts."""
     uploads = models([0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [2.0, 0.0])
-    assert robust.beyond_gate(uploads, SENT, 3) == {}
-    assert robust.beyond_gate(models([0.0, 0.0]), SENT, 3) == {}
+    assert screened(aggregation("mean", gate=3), uploads) == {}
+    assert screened(aggregation("mean", gate=3), models([0.0, 0.0])) == {}
+
+
+def test_gate_measures_from_the_model_that_each_client_was_sent() -> None:
+    uploads = models([1.0, 0.0], [101.0, 0.0], [201.0, 0.0], [320.0, 0.0])
+    sent = models([0.0, 0.0], [100.0, 0.0], [200.0, 0.0], [300.0, 0.0])
+    assert [*aggregation("mean", gate=3).screen(uploads, sent)] == [3]  # 20 against 1
 
 
 def test_clip_shortens_to_the_median() -> None:
@@ -113,6 +120,10 @@ def aggregation(rule: str, gate: float = 0.0, **more: float) -> Aggregation:
     return Aggregation(settings, lambda sent, t: {k: v + 1 for k, v in sent.items()})
 
 
+def screened(aggregation: Aggregation, uploads: dict[int, Tensors]) -> dict[int, str]:
+    return aggregation.screen(uploads, dict.fromkeys(uploads, SENT))
+
+
 RULES = ["mean", "clip", "median", "trimmed-mean", "multi-krum", "fltrust"]
 
 
@@ -139,9 +150,11 @@ def test_rules_do_not_depend_on_the_order_of_arrival(rule: str) -> None:
     for order in permutations(uploads):
         again = {k: uploads[k] for k in order}
         assert torch.equal(aggregation(rule).combine(again, sent, 1)["w"], ordered)
-        assert aggregation(rule, gate=1.5).screen(again, sent) == aggregation(rule, gate=1.5).screen(
-            uploads, sent
+        found, expected = (
+            aggregation(rule, gate=1.5).screen(models, dict.fromkeys(models, sent))
+            for models in (again, uploads)
         )
+        assert found == expected
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -168,16 +181,27 @@ def test_one_of_five_cannot_move_the_median_beyond_the_others(
 def test_multi_krum_counts_those_that_the_gate_leaves_out() -> None:
     """Of ten clients, two may be malicious. The gate leaves out one of them, multi-krum another one."""
     uploads = models(*([1.0 + k / 100, 0.0] for k in range(8)), [-2.0, 0.0], [900.0, 0.0])
-    found = aggregation("multi-krum", gate=3).screen(uploads, SENT)
+    found = screened(aggregation("multi-krum", gate=3), uploads)
     assert sorted(found) == [8, 9]
     assert "moved" in found[9] and "multi-krum" in found[8]
-    assert len(aggregation("multi-krum").screen(uploads, SENT)) == 2
-    assert aggregation("mean").screen(uploads, SENT) == {}
+    assert len(screened(aggregation("multi-krum"), uploads)) == 2
+    assert screened(aggregation("mean"), uploads) == {}
 
 
 def test_multi_krum_of_few_clients_leaves_out_nobody() -> None:
     """Distances between three models say nothing about who is malicious."""
-    assert aggregation("multi-krum").screen(models([0.0, 0.0], [0.0, 1.0], [9.0, 9.0]), SENT) == {}
+    assert screened(aggregation("multi-krum"), models([1.0, 0.0], [0.0, 1.0], [9.0, 9.0])) == {}
+
+
+def test_multi_krum_does_not_compare_with_clients_that_did_not_train() -> None:
+    """Eight of ten found no labels. The two that learned something are not the odd ones out."""
+    uploads = models(*8 * [[0.0, 0.0]], [1.0, 0.0], [0.0, 1.0])
+    assert screened(aggregation("multi-krum"), uploads) == {}
+
+
+def test_share_of_malicious_clients_is_not_rounded_down_twice() -> None:
+    """0.29 · 100 is 28.999… in binary."""
+    assert Aggregation(AggregateSettings(malicious=0.29)).malicious(100) == 29
 
 
 def test_mean_with_gate_is_the_mean_to_the_bit() -> None:

@@ -33,13 +33,16 @@ class Aggregation:
         """At a client: what it sends after training `received` into `trained`."""
         return trained
 
-    def screen(self, uploads: Mapping[int, Tensors], sent: Tensors) -> dict[int, str]:
+    def screen(self, uploads: Mapping[int, Tensors], sent: Mapping[int, Tensors]) -> dict[int, str]:
         """At the server: the clients that are left out of the average, and why."""
-        gate, found = self.settings.gate, dict[int, str]()
-        if gate and uploads:
-            found = robust.beyond_gate(uploads, sent, gate)
-        if self.settings.rule == "multi-krum":
-            left = {k: upload for k, upload in uploads.items() if k not in found}
+        gate, krum = self.settings.gate, self.settings.rule == "multi-krum"
+        if not gate and not krum:
+            return {}
+        norms = {k: robust.update_norm(uploads[k], sent[k]) for k in sorted(uploads)}
+        found = robust.beyond_gate(norms, gate) if gate else {}
+        if krum:
+            # Clients that found no labels send back what they were sent: they are close, and say nothing.
+            left = {k: uploads[k] for k, norm in norms.items() if k not in found and any(norm)}
             malicious = self.malicious(len(uploads)) - len(found)
             if 0 < malicious < len(left) - 2:
                 reason = "its model is farther from the others than they are from each other (multi-krum)"
@@ -68,7 +71,7 @@ class Aggregation:
 
     def malicious(self, clients: int) -> int:
         """How many of some clients may be malicious."""
-        return max(int(self.settings.malicious * clients), 1)
+        return max(int(self.settings.malicious * clients + 1e-9), 1)  # 0.29 · 100 is 28.999…
 
 
 def mean(models: Mapping[int, Mapping[str, Tensor]]) -> Tensors:

@@ -53,7 +53,7 @@ class Packet:
         outer = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         header = json.loads(outer["__metadata__"]["packet"])
         tensors: dict[str, Tensors] = {group: {} for group in header["groups"]}
-        for name, value in load_safetensors(data).items():
+        for name, value in sorted(load_safetensors(data).items()):  # safetensors has no order
             group, key = name.split("/", 1)
             tensors[group][key] = value
         return Packet(tensors, header["scalars"])

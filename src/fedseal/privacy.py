@@ -37,7 +37,7 @@ class CentralPrivacy(PrivateAggregation):
     were asked: a client that does not reply counts as an update of zero.
     """
 
-    def screen(self, uploads: Mapping[int, Tensors], sent: Tensors) -> dict[int, str]:
+    def screen(self, uploads: Mapping[int, Tensors], sent: Mapping[int, Tensors]) -> dict[int, str]:
         """Leaves out nobody: a choice by the other clients' updates would reveal something about them."""
         return {}
 
@@ -83,8 +83,13 @@ def add_update(sent: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> Tens
 
 
 def clipped(update: Mapping[str, Tensor], limit: float) -> Tensors:
-    """The update, scaled down to an L2 norm of `limit` over all of its tensors if it is longer."""
+    """The update, scaled down to an L2 norm of `limit` over all of its tensors if it is longer.
+
+    An update with NaN or infinite values has no length and becomes zero.
+    """
     norm = math.sqrt(sum(float(value.square().sum()) for value in update.values()))
+    if not math.isfinite(norm):
+        return {name: torch.zeros_like(value) for name, value in update.items()}
     scale = min(1.0, limit / norm) if norm else 1.0
     return {name: scale * value for name, value in update.items()}
 

@@ -11,7 +11,9 @@ from fedseal.aggregate import Aggregation
 from fedseal.core import Method, Packet, Problem, Reply
 
 MAX_COUNTS = 20
+MAX_COUNT = 2**32
 MAX_GROWTH = 1000  # of the largest weight in one round; beyond it a client has diverged
+MAX_BATCHES = 10**9  # in one round
 # Names in a round's event that belong to the server.
 RESERVED = {"event", "t", "bytes_down", "bytes_up", "epsilon", "left_out", "seconds"}
 
@@ -47,7 +49,7 @@ def find_problem(
             return "its reply contains a count with an invalid name (up to 40 letters, digits and '_')"
         if is_reserved(name):
             return f"its reply contains a count named '{name}', which is reserved for the server"
-        if not 0 <= value < 2**53:
+        if not 0 <= value < MAX_COUNT:
             return f"its count '{name}' is not a number of images"
     expected = (uploads, *also_uploads) if request.trains else ()
     if request.trains and uploads not in reply.tensors:
@@ -65,8 +67,25 @@ def find_problem(
         return "its model normalises images differently from the one it was sent"
     if any(bool((value < 0).any()) for name, value in received.items() if name.endswith("running_var")):
         return "its model has negative variances"
+    if name := changed_integers(received, sent):
+        return f"its model has other integers in '{name}' than the one it was sent"
     if weights.largest_weight(received) > MAX_GROWTH * (1 + weights.largest_weight(sent)):
         return f"its weights grew more than {MAX_GROWTH}-fold in one round (is client.lr too high?)"
+    return ""
+
+
+def changed_integers(received: weights.Tensors, sent: weights.Tensors) -> str:
+    """The first tensor of integers that a client must not have changed; empty if there is none.
+
+    BatchNorm counts batches. Other integers, such as indices, are part of the network.
+    """
+    for name, before in sent.items():
+        now = received[name]
+        if before.is_floating_point() or torch.equal(now, before):
+            continue
+        grew = (now >= before) & (now <= before + MAX_BATCHES)
+        if not weights.is_batch_count(name) or not bool(grew.all()):
+            return name
     return ""
 
 

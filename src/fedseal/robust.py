@@ -44,9 +44,9 @@ def middle(norms: Iterable[float]) -> float:
     return statistics.median([value for value in norms if value > 0] or [0.0])
 
 
-def beyond_gate(uploads: Models, sent: Tensors, gate: float) -> dict[int, str]:
+def beyond_gate(norms: Mapping[int, Pair], gate: float) -> dict[int, str]:
     """The clients whose update is longer than `gate` times the median, and how much longer it is."""
-    norms, found = update_norms(uploads, sent), dict[int, str]()
+    found: dict[int, str] = {}
     for part, what in (("learned", "weights"), ("statistics", "BatchNorm statistics")):
         lengths = {k: getattr(pair, part) for k, pair in norms.items()}
         usual = middle(lengths.values())

@@ -133,7 +133,7 @@ def find_outliers(
 ) -> dict[int, str]:
     """The clients whose trained weights do not fit those of the others, and why."""
     uploads = {k: replies[k].packet.tensors[group] for k in sorted(replies) if requests[k].trains}
-    return server.aggregation.screen(uploads, requests[min(uploads)].tensors[group]) if uploads else {}
+    return server.aggregation.screen(uploads, {k: requests[k].tensors[group] for k in uploads})
 
 
 def check_finite(state: Packet, t: int, config: Config) -> None:

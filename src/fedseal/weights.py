@@ -35,10 +35,16 @@ def is_statistic(name: str) -> bool:
     return name.rpartition(".")[2] in ("running_mean", "running_var")
 
 
+def is_batch_count(name: str) -> bool:
+    """True for the number of batches that BatchNorm has seen."""
+    return name.rpartition(".")[2] == "num_batches_tracked"
+
+
 def largest_weight(model: Mapping[str, Tensor]) -> float:
-    """The largest absolute weight; BatchNorm statistics do not count."""
-    learned = [v for k, v in model.items() if v.is_floating_point() and v.numel() and not is_statistic(k)]
-    return max((float(value.abs().max()) for value in learned), default=0.0)
+    """The largest absolute weight; BatchNorm statistics and the images' normalisation do not count."""
+    learned = (value for name, value in model.items() if not is_statistic(name) and name not in NORMALISATION)
+    floats = (value for value in learned if value.is_floating_point() and value.numel())
+    return max((float(value.abs().max()) for value in floats), default=0.0)
 
 
 def same_layout(model: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> bool:

@@ -88,7 +88,6 @@ def test_iid_on_svhn_follows_its_class_mix():
     assert set(counts[:, 9].tolist()) == {30, 31}
 
 
-@settings(deadline=None)
 @given(demands())
 def test_iid_clients_differ_by_at_most_one(demand):
     counts = iid_counts(*demand)
@@ -96,7 +95,6 @@ def test_iid_clients_differ_by_at_most_one(demand):
     assert np.ptp(counts, axis=0).max() <= 1
 
 
-@settings(deadline=None)
 @given(demands(), st.floats(0.05, 100), seeds)
 def test_dirichlet_gives_each_client_its_number_of_images(demand, alpha, seed):
     clients, each, available = demand
@@ -144,7 +142,7 @@ def test_fedmatch_uses_up_cifar10_exactly():
     assert counts[0::10].sum(axis=0).tolist() == [2450, 735, 147, 147, 147, 98, 147, 147, 147, 735]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 120), st.integers(1, 600), st.integers(0, 3))
 def test_fedmatch_stays_near_the_ideal_in_the_smallest_pool(clients, each, spare):
     ideal = each * fedmatch_mixes()[np.arange(clients) % 10]
@@ -154,7 +152,7 @@ def test_fedmatch_stays_near_the_ideal_in_the_smallest_pool(clients, each, spare
     assert np.abs(counts - ideal).max() <= 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(demands(classes=10))
 def test_fedmatch_fits_any_pool(demand):
     assert_fits(fedmatch_counts(*demand), *demand)
@@ -188,7 +186,6 @@ def test_too_few_images_are_an_error_with_numbers_and_keys(count):
         count(3, 100, np.full(10, 29))
 
 
-@settings(deadline=None)
 @given(demands(), seeds)
 def test_no_image_is_assigned_twice(demand, seed):
     clients, each, available = demand

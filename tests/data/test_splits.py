@@ -161,7 +161,7 @@ def test_labels_per_class_differ_by_at_most_one(fashion):
     assert per_class(fashion, federation.labelled) == [51] * 3 + [50] * 7
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 60), min_size=10, max_size=10),
     st.integers(10, 60),
@@ -321,7 +321,7 @@ def test_errors_of_folders(parts, validation, message):
         split(make_pool(**parts), folders(validation=validation), seed=0)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(2, 30), min_size=1, max_size=6), st.data())
 def test_folders_hold_out_any_number(sizes, data):
     number = data.draw(st.integers(0, sum(sizes) - len(sizes)))

@@ -5,9 +5,12 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("flwr")
+
 from engines.test_local import run_rounds, small
 from fedseal.config.sections import SimulateSettings
 from fedseal.engines.attack import forge_weights, malicious_clients
+from fedseal.engines.flower.task import make_task
 from fedseal.engines.local import LocalEngine
 from fedseal.robust import update_norm
 from fedseal.rounds import LeftOut, RoundDone
@@ -51,7 +54,7 @@ def test_strength_is_the_length_of_the_update(attack: str) -> None:
 def test_other_attacks() -> None:
     assert forged("zeros")["body.weight"].tolist() == [0.0, 0.0]
     assert forged("nan")["last.bias"].isnan().all()
-    assert forged("huge")["body.weight"].abs().tolist() == [6300.0, 6300.0]  # 900 · 7
+    assert forged("huge")["body.weight"].abs().tolist() == [5400.0, 5400.0]  # 900 · (1 + 5)
     assert forged("statistics")["norm.running_var"].item() > 3e38
     assert forged("statistics")["body.weight"].tolist() == [4.0, 5.0]
 
@@ -59,6 +62,13 @@ def test_other_attacks() -> None:
 @pytest.mark.parametrize("attack", ["scale", "noise", "zeros", "huge", "class-swap"])
 def test_normalisation_stays(attack: str) -> None:
     assert forged(attack)["mean"].tolist() == [7.0]
+
+
+def test_only_simulated_clients_are_told_of_an_attack() -> None:
+    setup = small(simulate__malicious=1, simulate__attack="huge")
+    task = make_task(setup, "a" * 32, memory_folder="memories")
+    assert task.parse_config().simulate == setup.config.simulate
+    assert "simulate" not in make_task(setup, "a" * 32).config
 
 
 def test_malicious_clients_follow_the_seed() -> None:

@@ -241,6 +241,24 @@ def test_clients_may_keep_their_counts_to_themselves(monkeypatch: pytest.MonkeyP
             assert largest_difference(one, other) == 0
 
 
+def test_a_total_that_is_no_number_of_images_is_nobodys_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Client 2 claims too many images. The sum does not tell who it was, so it has no totals."""
+    setup = make_setup(method="semifl", semifl__threshold=0.1138, server__lr=0.02)
+    usual = secure_client.upload
+
+    def boast(
+        method: Any, request: Packet, reply: Packet, secrets: Tensors, *rest: Any, **more: Any
+    ) -> Packet:
+        if int(secrets["me"]) == 2:
+            reply = Packet(reply.tensors, {**reply.scalars, "confident": 2**40})
+        return usual(method, request, reply, secrets, *rest, **more)
+
+    monkeypatch.setattr(secure_client, "upload", boast)
+    for reply in exchange(setup)[0].values():
+        assert reply.problem is None
+        assert reply.packet.scalars == {"t": 1, "counts": False, "confident": True}
+
+
 def test_batch_norm_and_clipping(caplog: pytest.LogCaptureFixture) -> None:
     setup = make_setup(model__name="resnet18", model__norm="batch", model__width=4, client__lr=0.05)
     requests = first_requests(setup)
@@ -350,6 +368,8 @@ def test_a_client_refuses_what_would_reveal_its_update(setup: RunSetup) -> None:
         "ciphers": torch.cat([keys["cipher"], lists["ciphers"][1:]]),
         "masks": torch.cat([keys["mask"], lists["masks"][1:]]),
     }
+    again = clients.run(0, sent[KEYS], own.memory)  # sent twice: the server may have the first reply
+    assert all(torch.equal(again.reply.tensors[GROUP][name], key) for name, key in keys.items())
     assert ask(SHARES, b"")[0] == "late"
     assert ask(SHARES, other, **mine)[0] == "keys"
     assert ask(SHARES, own.memory, **mine, threshold=1)[0] == "few"
@@ -360,6 +380,8 @@ def test_a_client_refuses_what_would_reveal_its_update(setup: RunSetup) -> None:
     seeds = [secure_client.take_secrets(ask(SHARES, m, **mine)[1])[1]["seed"] for m in (shared, own.memory)]
     first = secure_client.take_secrets(shared)[1]["seed"]
     assert torch.equal(seeds[0], first) and not torch.equal(seeds[1], first)
+    new = clients.run(0, sent[KEYS], shared).reply.tensors[GROUP]  # the next round
+    assert not any(torch.equal(new[name], key) for name, key in keys.items())
     assert ask(UPLOAD, shared, peers=[0, 1])[0] == "few"
     assert ask(UPLOAD, shared, peers=[0, 1, 1])[0] == "few"
     assert ask(UPLOAD, shared, peers=[1, 2, 3])[0] == "keys"

@@ -21,6 +21,7 @@ from fedseal.run_setup import RunSetup
 from fedseal.training.train import train
 
 # Low thresholds, so that clients learn with an almost untrained network; FedMatch's helpers from round 2 on.
+# One client sends noise.
 EASY: dict[str, Any] = {
     "rounds": 3,
     "cohort": 2,
@@ -33,6 +34,8 @@ EASY: dict[str, Any] = {
     "fedmatch.helpers_every": 2,
     "fedrgd.threshold": 0.1,
     "semifl.threshold": 0.1,
+    "simulate.malicious": 1,
+    "simulate.attack": "noise",
 }
 
 

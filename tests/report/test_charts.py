@@ -10,6 +10,8 @@ def test_ticks_are_round_numbers() -> None:
     assert charts.ticks(1, 150, 8) == pytest.approx([20, 40, 60, 80, 100, 120, 140])
     assert charts.ticks(0.71, 0.83) == pytest.approx([0.75, 0.8])
     assert charts.bounds([3.0, 3.0]) == (2.5, 3.5)
+    low, high = charts.bounds([1e17, 1e17])
+    assert low < 1e17 < high
 
 
 def test_a_line_goes_from_corner_to_corner() -> None:

@@ -3,6 +3,7 @@
 A deployed client never comes here.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -24,11 +25,17 @@ def malicious_clients(settings: SimulateSettings, clients: int, seed: int) -> fr
     return frozenset(rng.permutation(clients)[: settings.malicious].tolist())
 
 
-def forge(reply: Packet, request: Packet, group: str, settings: SimulateSettings, seed: int) -> Packet:
-    """The reply of a malicious client in place of its honest one; `group` holds the trained weights."""
+def forge(
+    reply: Packet, request: Packet, group: str, names: Iterable[str], settings: SimulateSettings, seed: int
+) -> Packet:
+    """The reply of a malicious client in place of its honest one.
+
+    `group` holds the trained weights. `names` lists all weights of the network in the order of its layers.
+    """
     if group not in reply.tensors:
         return reply
-    trained, sent = reply.tensors[group], request.tensors[group]
+    sent, honest = request.tensors[group], reply.tensors[group]
+    trained = {name: honest[name] for name in names if name in honest}
     generator = torch.Generator().manual_seed(seed)
     forged = forge_weights(trained, sent, settings, generator)
     return replace(reply, tensors={**reply.tensors, group: forged})
@@ -47,7 +54,7 @@ def forge_weights(
         case "nan":
             return trained | {name: torch.full_like(trained[name], torch.nan) for name in weights}
         case "huge":
-            limit = HUGE * largest_weight(sent)
+            limit = HUGE * (1 + largest_weight(sent))
             return trained | {name: _signs(trained[name], generator) * limit for name in weights}
         case "statistics":
             largest = torch.finfo(torch.float32).max * 0.9

@@ -47,7 +47,8 @@ class SimulatedClients:
         reply, memory = run_client(self.method, client, request, memory, images_change=False, counts=counts)
         if k in self.malicious:
             seed = derive_seed(client.seed, client.name, request.scalars["t"], "attack")
-            reply = forge(reply, request, self.method.uploads, self.setup.config.simulate, seed)
+            names, group = self.model.state_dict(), self.method.uploads
+            reply = forge(reply, request, group, names, self.setup.config.simulate, seed)
         return ClientResult(reply, memory, audit.count_correct(self.setup.true_labels(k)))
 
 

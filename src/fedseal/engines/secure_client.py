@@ -80,8 +80,9 @@ def answer_without_training(request: Packet, memory: bytes) -> tuple[Packet, byt
     rest, secrets = take_secrets(memory)
     try:
         if phase == KEYS:
-            reply, kept = make_keys()
-            return reply, put_secrets(rest, kept, KEYS)
+            # If the request was sent twice, either reply may be used: nothing was hidden by these keys yet.
+            kept = secrets if stage(secrets) == KEYS else make_keys()
+            return public_keys(kept), put_secrets(rest, kept, KEYS)
         if phase == SHARES and stage(secrets) in (KEYS, SHARES):
             reply, kept = share(request, secrets)
             return reply, put_secrets(rest, kept, SHARES)
@@ -92,11 +93,15 @@ def answer_without_training(request: Packet, memory: bytes) -> tuple[Packet, byt
     return Packet(scalars={REFUSED: "late"}), memory  # sent twice, or late: the next one may be in order
 
 
-def make_keys() -> tuple[Packet, Tensors]:
-    """Phase 1: new keys for this round; the public ones are sent."""
-    private = {name: secure.new_key() for name in ("cipher", "mask")}
-    public = {name: secure.to_rows([secure.public_key(key)]) for name, key in private.items()}
-    return Packet({GROUP: public}), {name: secure.to_rows([key]) for name, key in private.items()}
+def make_keys() -> Tensors:
+    """Phase 1: new keys for this round."""
+    return {name: secure.to_rows([secure.new_key()]) for name in ("cipher", "mask")}
+
+
+def public_keys(secrets: Tensors) -> Packet:
+    """The part of the keys that is sent."""
+    pairs = {name: secure.from_rows(secrets[name], 1) for name in ("cipher", "mask")}
+    return Packet({GROUP: {name: secure.to_rows([secure.public_key(key)]) for name, [key] in pairs.items()}})
 
 
 def share(request: Packet, secrets: Tensors) -> tuple[Packet, Tensors]:

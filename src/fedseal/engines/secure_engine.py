@@ -33,7 +33,7 @@ from fedseal.engines.secure_client import (
     UPLOAD,
 )
 from fedseal.errors import UserError
-from fedseal.replies import is_count_name, is_reserved
+from fedseal.replies import MAX_COUNT, is_count_name, is_reserved
 from fedseal.weights import Tensors, same_layout
 
 log = logging.getLogger("fedseal")
@@ -160,7 +160,7 @@ class SecureEngine:
                 *(phases.t, clipped, scale.clip),
             )
         model = secure.apply_update(sent, update / took_part) if took_part else sent
-        if sums.complete:
+        if sums.complete and max(counts, default=0) < MAX_COUNT:
             first = dict(zip(names, counts[: len(names)], strict=True))
             others = dict.fromkeys(names, 0)
         else:

@@ -70,7 +70,8 @@ def format_tick(value: float) -> str:
 def bounds(values: Sequence[float]) -> tuple[float, float]:
     """The smallest and the largest value, or an interval around them if they are equal."""
     low, high = min(values), max(values)
-    return (low, high) if high - low > 1e-9 else (low - 0.5, high + 0.5)
+    around = max(0.5, 1e-6 * abs(low))
+    return (low, high) if high - low > 1e-9 * around else (low - around, high + around)
 
 
 def reliability_chart(confidence: Floats, share: Floats, correct: Floats) -> str:

@@ -83,15 +83,17 @@ def write_seeds(store: ResultStore) -> str:
 
     Both models are shown, because the choice between them affects the conclusions.
     """
+    seeds = [*measured_seeds(store)]
+    if not seeds:
+        return "Not run."
+    rounds = seeds[0][1].summary["rounds"]
+    more = min(alone.summary["rounds"] for _, _, alone in seeds)
     rows: list[tuple[str, list[float]]] = []
-    for label, method, alone in measured_seeds(store):
+    for label, method, alone in seeds:
         names = [accuracy_name(model, images) for images in ("test", "validation") for model in PREFIXES]
-        numbers = [alone.accuracy_after(method.summary["rounds"]), alone.accuracy]
+        numbers = [alone.accuracy_after(t) for t in (rounds, more)]
         numbers += [float(method.summary[name]["mean_last_10"]) for name in names]
         rows.append((label, numbers))
-        rounds, more = method.summary["rounds"], alone.summary["rounds"]
-    if not rows:
-        return "Not run."
     rows.append(("**mean**", [mean(column) for column in zip(*(row for _, row in rows), strict=True)]))
     head = ["seed", f"Server-SL, {rounds} rounds", f"Server-SL, {more} rounds"]
     head += ["FedSEAL wᵗ (validation)", "FedSEAL w̄ (validation)"]

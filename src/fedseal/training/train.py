@@ -205,6 +205,13 @@ def check_data(config: Config, federation: Federation) -> None:
         raise UserError(
             f"simulate.malicious is {config.simulate.malicious}, but there are {clients} clients: lower it."
         )
+    asked, rule = config.cohort or clients, config.aggregate.rule
+    if rule == "multi-krum" and asked < 4:
+        raise UserError(
+            f"multi-krum compares at least 4 clients, but a round has {asked}: choose another aggregate.rule."
+        )
+    if rule == "fltrust" and config.server.epochs == 0:
+        raise UserError("fltrust trusts the server's own update, but server.epochs is 0: raise it.")
     truth = federation.pool.labels
     if config.selected_method().needs_client_labels and any(
         (truth[rows] < 0).any() for rows in federation.clients

@@ -33,10 +33,14 @@ def test_upload_is_clipped_noisy_and_alone(own: dict[str, Any], tmp_path: Path) 
         request = Packet(tensors, {"t": 1, "train": True, "lambda": 1.0})
         task, images = make_task(setup, "a" * 32), Path(keys["data.path"]) / "clients" / "north"
         reply = run_deployed(task, request, images, tmp_path / f"memory-{noise}")
+        again = run_deployed(task, request, images, tmp_path / f"memory-{noise}")
+        assert again.to_bytes() == reply.to_bytes()  # another noise on the same update would reveal more
         assert reply.scalars == {"t": 1} and list(reply.tensors) == ["model"]
         update = update_of(reply.tensors["model"], tensors["model"])
         lengths[noise] = sum(float(value.square().sum()) for value in update.values()) ** 0.5
         number = sum(value.numel() for value in update.values())
+    later = Packet(request.tensors, {**request.scalars, "t": 2})
+    assert run_deployed(task, later, images, tmp_path / "memory-0.5").to_bytes() != reply.to_bytes()
     assert lengths[0.0] == pytest.approx(0.001, rel=1e-3)
     assert lengths[0.5] == pytest.approx(0.0005 * number**0.5, rel=0.05)
 

@@ -52,7 +52,7 @@ def make_task(setup: RunSetup, run: str, *, memory_folder: str = "") -> ClientTa
     if setup.config.privacy.mode != "none":  # a client of an older version refuses it
         config["privacy"] = raw["privacy"]
     if memory_folder:
-        config |= {"data": raw["data"], "engine": raw["engine"]}
+        config |= {key: raw[key] for key in ("data", "engine", "simulate")}
     else:
         # Clients do not learn the server's paths.
         config["method"] = Path(method).name
