@@ -48,6 +48,14 @@ from fedseal.training.train import train
             ["cohort is 11, but there are 10 clients: lower it, or set it to 0 for all."],
         ),
         (
+            ["--set", "aggregate.rule=multi-krum", "--set", "cohort=3"],
+            ["multi-krum compares at least 4 clients, but a round has 3: choose another aggregate.rule."],
+        ),
+        (
+            ["--set", "aggregate.rule=fltrust", "--set", "server.epochs=0"],
+            ["fltrust trusts the server's own update, but server.epochs is 0: raise it."],
+        ),
+        (
             ["--set", "data.path=x"],
             ["data.path does not apply to fashion-mnist", "fedseal data get fashion-mnist --from x"],
         ),
