@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from fedseal.config.load import load_config
-from fedseal.reproduce.docs import MARKED, PAGES, list_changes, refresh
+from fedseal.reproduce.docs import MARKED, PAGES, refresh
+from fedseal.reproduce.evidence import list_changes
 from fedseal.reproduce.store import ResultStore
 
 ROOT = Path(__file__).parents[2]

@@ -12,12 +12,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
-from fedseal.config.load import load_config
 from fedseal.errors import UserError
-from fedseal.reproduce import privacy
-from fedseal.reproduce.cells import Cell, Scale, Table, find_table, folder_name, load_tables
+from fedseal.reproduce import evidence, privacy
+from fedseal.reproduce.cells import Scale, Table, find_table, folder_name, load_tables
 from fedseal.reproduce.figures import draw_methods, draw_mixes, draw_privacy
 from fedseal.reproduce.measure import (
     Measured,
@@ -26,12 +24,9 @@ from fedseal.reproduce.measure import (
     measure_images,
     on_common_seeds,
     outdated_note,
+    to_markdown,
 )
 from fedseal.reproduce.store import ResultStore
-from fedseal.rounds import LAST_ROUNDS
-from fedseal.storage.accuracies import PREFIXES, accuracy_name
-from fedseal.storage.events_file import read_rounds
-from fedseal.storage.run_folder import Result
 from fedseal.system.files import write_atomic
 
 MARKED = re.compile(r"(<!-- results (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -76,55 +71,6 @@ def write_tuned(store: ResultStore) -> str:
         for row, title in titles.items()
     ]
     return to_markdown([head, *rows])
-
-
-def write_seeds(store: ResultStore) -> str:
-    """Both models of FedSEAL, their validation accuracy, and Server-SL beside them, for every seed.
-
-    Both models are shown, because the choice between them affects the conclusions.
-    """
-    seeds = [*measured_seeds(store)]
-    if not seeds:
-        return "Not run."
-    rounds = seeds[0][1].summary["rounds"]
-    more = min(alone.summary["rounds"] for _, _, alone in seeds)
-    rows: list[tuple[str, list[float]]] = []
-    for label, method, alone in seeds:
-        names = [accuracy_name(model, images) for images in ("test", "validation") for model in PREFIXES]
-        numbers = [alone.accuracy_after(t) for t in (rounds, more)]
-        numbers += [float(method.summary[name]["mean_last_10"]) for name in names]
-        rows.append((label, numbers))
-    rows.append(("**mean**", [mean(column) for column in zip(*(row for _, row in rows), strict=True)]))
-    head = ["seed", f"Server-SL, {rounds} rounds", f"Server-SL, {more} rounds"]
-    head += ["FedSEAL wᵗ (validation)", "FedSEAL w̄ (validation)"]
-    head += [f"margin over {rounds} rounds, wᵗ / w̄", f"margin over {more} rounds, wᵗ / w̄"]
-    lines = []
-    for label, (short, long, model, average, checked_model, checked_average) in rows:
-        cells = [label, f"{short:.2%}", f"{long:.2%}"]
-        cells += [f"{model:.2%} ({checked_model:.1%})", f"{average:.2%} ({checked_average:.1%})"]
-        cells += [f"{100 * (model - base):+.2f} / {100 * (average - base):+.2f}" for base in (short, long)]
-        lines.append(cells)
-    below, above = paper_accuracies()
-    lines.append(["paper", f"{below:.2f}%", "–", f"{above:.2f}%", "–", f"{above - below:+.2f}", "–"])
-    return to_markdown([head, *lines])
-
-
-def measured_seeds(store: ResultStore) -> Iterator[tuple[str, Result, Result]]:
-    """Every measured seed of Fashion-MNIST, LeNet, Dirichlet 0.3, with FedSEAL and Server-SL."""
-    table = find_table("table-fmnist-lenet")
-    for seed in range(store.seeds):
-        method, alone = (
-            store.find(Cell(table, row, "Dir 0.3", seed, "paper")) for row in ("FedSEAL", "Server-SL")
-        )
-        if method is not None and alone is not None:
-            yield str(seed), method, alone
-
-
-def paper_accuracies() -> tuple[float, float]:
-    """The paper's Server-SL and FedSEAL in the same setting."""
-    table = find_table("table-fmnist-lenet")
-    number = list(table.columns).index("Dir 0.3")
-    return table.paper["Server-SL"][number], table.paper["FedSEAL"][number]
 
 
 def write_methods(store: ResultStore) -> str:
@@ -179,50 +125,6 @@ def write_privacy(store: ResultStore) -> str:
     return to_markdown(rows)
 
 
-def write_evidence(store: ResultStore) -> str:
-    """Other readings (`results/readings`) beside the defaults, after the same rounds of the same seed."""
-    table = find_table("table-fmnist-lenet")
-    rows = [["reading", "seed", "rounds"]]
-    rows[0] += ["validation, wᵗ / w̄", "difference", "test, wᵗ / w̄", "difference", "D⁺ (right)"]
-    for path in sorted((store.folder / "readings").glob("*/config.toml")):
-        config = load_config(path)
-        cell = Cell(table, "FedSEAL", "Dir 0.3", config.seed, "paper")
-        default = store.find(cell)
-        if default is None:
-            continue
-        ours, theirs = (mean_of_last_rounds(f, config.rounds) for f in (path.parent, default.folder))
-        pairs = []
-        for images in ("validation", "test"):
-            names = [accuracy_name(model, images) for model in PREFIXES]
-            pairs.append(" / ".join(f"{ours[name]:.1%}" for name in names))
-            pairs.append(" / ".join(f"{100 * (ours[name] - theirs[name]):+.1f}" for name in names))
-        size = f"{ours['positive']:,.0f} ({ours['positive_correct']:.1%})" if ours["positive"] else "0"
-        changes = list_changes(cell.config.to_dict(), config.to_dict())
-        rows.append([changes, str(config.seed), str(config.rounds), *pairs, size])
-    return to_markdown(rows)
-
-
-def mean_of_last_rounds(folder: Path, t: int) -> dict[str, float]:
-    """The mean of every number over the ten rounds up to round t."""
-    events = [event for event in read_rounds(folder) if t - LAST_ROUNDS < event["t"] <= t]
-    names = [name for name, value in events[-1].items() if isinstance(value, int | float)]
-    return {name: mean(event.get(name, 0) for event in events) for name in names}
-
-
-def list_changes(default: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """The keys in which a configuration differs from another, except for rounds and engine."""
-    found = []
-    for name, value in other.items():
-        if name in ("engine", "rounds"):
-            continue
-        if isinstance(value, dict):
-            section = default.get(name, {})
-            found += [f"`{name}.{k} = {v!r}`" for k, v in value.items() if section.get(k) != v]
-        elif default.get(name) != value:
-            found.append(f"`{name} = {value!r}`")
-    return ", ".join(found).replace("True", "true").replace("False", "false") or "the defaults"
-
-
 def write_table(table: Table, store: ResultStore) -> str:
     """A table of the paper with our numbers, then margins and gaps; for both models and every scale run."""
     parts = []
@@ -260,20 +162,17 @@ def write_blocks(table: Table, measured: Mapping[str, Mapping[str, Measured]], w
         yield to_markdown([head, *([row, *columns.values()] for row, columns in further.items())])
 
 
-def to_markdown(rows: list[list[str]]) -> str:
-    """A table; the first row is its head."""
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
-
-
 WRITERS = {
     "tuned": write_tuned,
-    "seeds": write_seeds,
     "methods": write_methods,
     "state": write_state,
-    "evidence": write_evidence,
     "few-images": write_few_images,
     "privacy": write_privacy,
+    "seeds": evidence.write_seeds,
+    "differences": evidence.write_differences,
+    "official": evidence.write_official,
+    "label-sets": evidence.write_label_sets,
+    "readings": evidence.write_readings,
 }
 
 

@@ -131,3 +131,9 @@ def margins_and_gaps(measured: Mapping[str, Mapping[str, Measured]]) -> dict[str
         }
         for row, places in methods.items()
     }
+
+
+def to_markdown(rows: list[list[str]]) -> str:
+    """A table; the first row is its head."""
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
