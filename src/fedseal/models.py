@@ -5,6 +5,7 @@ deviation are buffers, so a file with the weights is all that is needed for pred
 shows how to use a network of your own. To add one to the package, write its class and add it to `MODELS`.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -201,13 +202,29 @@ def build_network(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         body = _build_body(settings, channels, settings.resize or size, classes)
-    network = Network(
-        body, getattr(body, "pixel_mean", mean), getattr(body, "pixel_std", std), settings.resize
-    )
+    mean = _own_pixels(body, "pixel_mean", channels) or mean
+    std = _own_pixels(body, "pixel_std", channels) or std
+    network = Network(body, mean, std, settings.resize)
     network.body.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if settings.weights:
         network.loaded = load_weights(network, Path(settings.weights))
     return network
+
+
+def _own_pixels(body: nn.Module, name: str, channels: int) -> list[float]:
+    """A network's own normalisation of pixels; empty if it has none."""
+    given = getattr(body, name, None)
+    if given is None:
+        return []
+    try:
+        found = [float(value) for value in given]
+    except (TypeError, ValueError):
+        found = []
+    usable = all(math.isfinite(value) and (value > 0 or name == "pixel_mean") for value in found)
+    if len(found) != channels or not usable:
+        kind = "finite" if name == "pixel_mean" else "positive"
+        raise UserError(f"The network's {name} is {given!r}, but must have {channels} {kind} numbers.")
+    return found
 
 
 def weight_bytes(settings: ModelSettings, channels: int, size: int, classes: int) -> int:
@@ -235,19 +252,42 @@ def _build_body(settings: ModelSettings, channels: int, size: int, classes: int)
         body: Any = build(channels, size, classes)
         if not isinstance(body, nn.Module):
             raise TypeError(f"it returns {type(body).__name__}, not an nn.Module")
-        body.eval()
-        with torch.no_grad():
-            shape = tuple(body(torch.zeros(2, channels, size, size)).shape)
-        if shape != (2, classes):
-            raise ValueError(
-                f"for 2 images of {channels}×{size}×{size} its output has the shape {shape}, not"
-                f" {(2, classes)}"
-            )
+        _try(body, channels, size, classes, training=not settings.freeze)
     except UserError:
         raise
-    except Exception as error:  # the user's code can raise anything
+    except (Exception, SystemExit) as error:  # the user's code can raise anything
         raise UserError(f"{name} in {path} builds no usable network: {error}.") from error
     return body
+
+
+def _try(body: nn.Module, channels: int, size: int, classes: int, *, training: bool) -> None:
+    """Raises if a network cannot predict, or cannot learn. Its weights stay as they are."""
+    images = torch.rand(2, channels, size, size)
+    body.eval()
+    with torch.no_grad():
+        _check_logits(body(images), images, classes)
+    if not training:
+        return
+    before = {name: value.clone() for name, value in body.state_dict().items()}
+    body.train()
+    logits = body(images)
+    _check_logits(logits, images, classes)
+    logits.sum().backward()
+    body.load_state_dict(before)
+    body.zero_grad(set_to_none=True)
+    body.eval()
+
+
+def _check_logits(logits: Any, images: Tensor, classes: int) -> None:
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"its output is a {type(logits).__name__}, not a tensor")
+    if tuple(logits.shape) != (len(images), classes):
+        raise ValueError(
+            f"for 2 images of {'×'.join(map(str, images.shape[1:]))} its output has the shape"
+            f" {tuple(logits.shape)}, not {(len(images), classes)}"
+        )
+    if not logits.is_floating_point() or not bool(logits.isfinite().all()):
+        raise ValueError("its output has other values than finite floating-point numbers")
 
 
 class Head(Network):

@@ -70,7 +70,7 @@ def rounds(
     the round's event: ε with differential privacy.
     """
     method = config.selected_method()
-    state = resume.state if resume else method.initial_state(server)
+    state = resume.state if resume else check_state(method.initial_state(server), "initial_state", config)
     first = resume.t + 1 if resume else 1
     for step in method.prepare(state, server) if first == 1 else ():
         state = step.state
@@ -81,7 +81,7 @@ def rounds(
         current = Round(t, cohort, engine.clients)
 
         # Step 1: supervised learning at the server.
-        state, requests = method.server_round(current, state, server)
+        state, requests = check_server_round(method.server_round(current, state, server), current, config)
         check_finite(state, t, config)
         trained = [k for k, request in requests.items() if request.trains]
         spent = spend(t, trained)
@@ -105,7 +105,7 @@ def rounds(
         check_enough(sum(k in replies for k in trained), len(trained), t, config)
         packets = {k: replies[k].packet for k in sorted(replies)}
         seen = released(packets, requests, server.aggregation, method.uploads)
-        state = method.collect(current, state, seen, server)
+        state = check_state(method.collect(current, state, seen, server), "collect", config)
         clock.lap("clients")
 
         metrics: dict[str, Any] = {"event": "round", "t": t}
@@ -114,7 +114,7 @@ def rounds(
         clock.lap("evaluation")
         usable = replies.values()
         metrics |= traffic(usable) | total_counts(usable) | correct_rates(usable)
-        metrics |= check_names(method.metrics(state), config)
+        metrics |= check_metrics(method.metrics(state), config)
         metrics |= spent
         metrics |= {"left_out": [names[k] for k in sorted(left_out)], "seconds": clock.laps}
         yield RoundDone(t, metrics, state)
@@ -157,11 +157,40 @@ def check_enough(usable: int, asked: int, t: int, config: Config) -> None:
         )
 
 
-def check_names(metrics: Metrics, config: Config) -> Metrics:
-    """Refuses a method's metric whose name an event needs for itself."""
-    for name in metrics:
-        if is_reserved(name):
-            raise UserError(f"{config.method}: the metric name '{name}' is reserved, choose another one.")
+def check_state(state: object, step: str, config: Config) -> Packet:
+    """Refuses what is no state of a run."""
+    if not isinstance(state, Packet) or "model" not in state.tensors:
+        raise UserError(f"{config.method}: {step} must return a Packet with the group 'model' as the state.")
+    return state
+
+
+def check_server_round(found: object, current: Round, config: Config) -> tuple[Packet, Mapping[int, Packet]]:
+    """Refuses what is not a state and requests."""
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Mapping):
+        raise UserError(f"{config.method}: server_round must return the state, and requests by client.")
+    state, requests = found
+    everyone = current.everyone if isinstance(current.everyone, range) else set(current.everyone)
+    for k, request in requests.items():
+        if k not in everyone or not isinstance(request, Packet) or "t" not in request.scalars:
+            raise UserError(
+                f"{config.method}: server_round must return a Packet with the scalar 't' for each client that"
+                f" it asks, but not for client {k!r}."
+            )
+    return check_state(state, "server_round", config), requests
+
+
+def check_metrics(metrics: object, config: Config) -> Metrics:
+    """Refuses a method's metrics that do not fit into an event."""
+    if not isinstance(metrics, Mapping):
+        raise UserError(f"{config.method}: metrics must return numbers by name, not {metrics!r}.")
+    for name, value in metrics.items():
+        if not isinstance(name, str) or is_reserved(name):
+            raise UserError(f"{config.method}: the metric name {name!r} is reserved, choose another one.")
+        numbers = value if isinstance(value, list) else [value]
+        if not all(isinstance(number, int | float) for number in numbers):
+            raise UserError(
+                f"{config.method}: the metric '{name}' is {value!r}, but must be a number, or a list of them."
+            )
     return metrics
 
 

@@ -119,13 +119,55 @@ def test_its_numbers_reach_all_outputs(own_method: Path, fedseal: Command, tmp_p
     assert "confident images" in page and "istance of the average from the global model" in page
 
 
-def test_metric_with_a_reserved_name_is_refused(fedseal: Command, tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text(
-        "from fedseal.methods.server_sl import ServerSL\n"
-        "class Mine(ServerSL):\n    def metrics(self, state):\n        return {'seconds': 1.0}\n"
-    )
+def write_method(path: Path, step: str, *lines: str) -> dict[str, Any]:
+    """FixMatch with another body of one of its steps, as a method of your own."""
+    head = ["from fedseal.methods.fedavg_fixmatch import FedAvgFixMatch", "class Mine(FedAvgFixMatch):"]
+    body = [f"    def {step}(self, *given):", *(f"        {line}" for line in lines)]
+    path.write_text("\n".join([*head, *body, ""]), "utf-8")
+    return {**TINY, "method": f"{path}:Mine", "Mine.threshold": 0.1}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_in_your_own_code_names_its_line(workers: int, fedseal: Command, tmp_path: Path) -> None:
+    keys = write_method(tmp_path / "mine.py", "client_round", "raise KeyError('my bug')")
     answer = fedseal(
-        "train", "fmnist-lenet", "--out", tmp_path / "run", options={**TINY, "method": f"{path}:Mine"}
+        "train", "fmnist-lenet", "--out", tmp_path / "run", options={**keys, "engine.workers": workers}
     )
-    answer.refuses("the metric name 'seconds' is reserved")
+    answer.refuses(f"{tmp_path / 'mine.py'}, line 4, in client_round: KeyError: 'my bug' (details in ")
+
+
+@pytest.mark.parametrize(
+    ("step", "line", "reason"),
+    [
+        ("initial_state", "return None", "initial_state must return a Packet with the group 'model'"),
+        ("server_round", "return given[1]", "server_round must return the state, and requests by client"),
+        ("server_round", "return given[1], {99: given[1]}", "but not for client 99"),
+        ("client_round", "return given[0]", "client_round must return two packets, reply and memory"),
+        ("collect", "return given[2]", "collect must return a Packet with the group 'model'"),
+        ("metrics", "return {'seconds': 1.0}", "the metric name 'seconds' is reserved"),
+        ("metrics", "return {'drift': None}", "the metric 'drift' is None, but must be a number"),
+        ("metrics", "return {'drift': [[1.0]]}", "the metric 'drift' is [[1.0]], but must be a number"),
+        ("metrics", "return 5", "metrics must return numbers by name, not 5"),
+    ],
+)
+def test_what_a_step_must_not_return(
+    step: str, line: str, reason: str, fedseal: Command, tmp_path: Path
+) -> None:
+    keys = write_method(tmp_path / "mine.py", step, line)
+    fedseal("train", "fmnist-lenet", "--out", tmp_path / "run", options=keys).refuses(reason)
+    events = tmp_path / "run" / "events.jsonl"
+    assert not events.exists() or not read_rounds(tmp_path / "run")
+
+
+def test_a_finished_run_does_not_stand_for_changed_code(
+    own_method: Path, fedseal: Command, tmp_path: Path
+) -> None:
+    """The other case, an unfinished run, is refused with its checkpoint."""
+    file = tmp_path / "mine.py"
+    file.write_text(own_method.read_text("utf-8"), "utf-8")
+    words = ("train", "fmnist-lenet", "--out", tmp_path / "run", "--resume")
+    assert fedseal(*words, options=settings(file)).code == 0
+    assert fedseal(*words, options=settings(file)).code == 0
+    file.write_text(own_method.read_text("utf-8") + "# changed", "utf-8")
+    fedseal(*words, options=settings(file)).refuses(f"was trained before {file} was changed")
+    fedseal(*words, options=settings(file, rounds=9)).refuses("another text of your own Python files")

@@ -10,7 +10,10 @@ from safetensors.torch import load_file
 from conftest import TINY, Command, same_weights
 from fedseal.config.load import load_config
 from fedseal.data.cache import root
+from fedseal.data.federation import load_federation
 from fedseal.errors import UserError
+from fedseal.rounds import Event
+from fedseal.run_setup import RunSetup
 from fedseal.storage.events_file import read_rounds
 from fedseal.storage.model_file import load
 from fedseal.training.evaluate import evaluate
@@ -60,6 +63,18 @@ def test_a_model_file_cannot_name_its_code(own_network: Path, tmp_path: Path, fe
     assert str(tmp_path) not in moved.read_bytes()[:2000].decode("latin-1")
 
 
+LINEAR = "return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))"
+TUPLE = """
+from torch import nn
+class Tuple(nn.Linear):
+    def __init__(self):
+        super().__init__(784, 10)
+    def forward(self, x):
+        logits = super().forward(x.flatten(1))
+        return (logits, logits) if self.training else logits
+"""
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -67,14 +82,60 @@ def test_a_model_file_cannot_name_its_code(own_network: Path, tmp_path: Path, fe
         ("return nn.Flatten()", "its output has the shape (2, 784), not (2, 10)"),
         ("raise OSError('no disk')", "no disk"),
         ("return nn.Linear(5, 5)", "builds no usable network"),
+        ("raise SystemExit(3)", "builds no usable network"),
+        (f"{LINEAR}.requires_grad_(False)", "does not require grad"),
+        (f"m = {LINEAR[7:]}; m.forward = lambda x: x[:, 0, 0, :10].long(); return m", "floating-point"),
+        (f"m = {LINEAR[7:]}; m[1].weight.data *= float('nan'); return m", "finite floating-point"),
+        ("return Tuple()", "its output is a tuple, not a tensor"),
     ],
 )
 def test_a_network_that_cannot_be_used(tmp_path: Path, fedseal: Command, body: str, reason: str) -> None:
     file = tmp_path / "bad.py"
-    file.write_text(f"from torch import nn\ndef build(channels, size, classes):\n    {body}\n")
+    file.write_text(f"{TUPLE}\ndef build(channels, size, classes):\n    {body}\n")
     answer = fedseal("train", "fmnist-lenet", "--out", tmp_path / "run", options=settings(file))
     answer.refuses("build in", "bad.py", reason)
     assert not (tmp_path / "run" / "events.jsonl").exists()
+
+
+@pytest.mark.parametrize("pixels", ["m.pixel_std = 60.0", "m.pixel_std = [0.0]", "m.pixel_mean = [1.0, 2.0]"])
+def test_a_normalisation_that_does_not_fit(tmp_path: Path, fedseal: Command, pixels: str) -> None:
+    file = tmp_path / "bad.py"
+    body = f"m = {LINEAR[7:]}; {pixels}; return m"
+    file.write_text(f"from torch import nn\ndef build(channels, size, classes):\n    {body}\n")
+    answer = fedseal("train", "fmnist-lenet", "--out", tmp_path / "run", options=settings(file))
+    answer.refuses("The network's pixel_", "but must have 1 ")
+
+
+def test_trying_a_network_changes_nothing(tmp_path: Path) -> None:
+    """BatchNorm would count the batches that it sees in training."""
+    file = tmp_path / "norm.py"
+    body = "return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(784, 10))"
+    file.write_text(f"from torch import nn\ndef build(channels, size, classes):\n    {body}\n")
+    config = load_config("fmnist-lenet", settings(file))
+    network = RunSetup(config, load_federation(config.data, 0)).network()
+    assert int(network.state_dict()["body.0.num_batches_tracked"]) == 0
+    assert all(value.grad is None for value in network.parameters())
+
+
+def test_a_file_may_be_edited_while_the_run_goes_on(own_network: Path, tmp_path: Path) -> None:
+    """The run uses the code that it began with, also in worker processes, and says so in its model."""
+    file, text = tmp_path / "net.py", own_network.read_text("utf-8")
+    file.write_text(text, "utf-8")
+
+    class Edit:
+        def __call__(self, event: Event) -> None:
+            file.write_text("raise RuntimeError('half written')", "utf-8")
+
+        def close(self) -> None: ...
+
+    keys = settings(file, **{"engine.workers": 2})
+    train("fmnist-lenet", out=tmp_path / "edited", options=keys, observers=[Edit()])
+    with pytest.raises(UserError, match=r"net\.py differs from the net\.py that trained"):
+        load(tmp_path / "edited")
+    file.write_text(text, "utf-8")
+    train("fmnist-lenet", out=tmp_path / "other", options=keys)
+    assert same_weights(tmp_path / "edited", tmp_path / "other")
+    load(tmp_path / "edited")
 
 
 def test_a_file_without_the_function(own_network: Path, tmp_path: Path, fedseal: Command) -> None:

@@ -32,7 +32,7 @@ from fedseal.methods import METHODS
 from fedseal.methods.loader import find_method, section_name
 from fedseal.models import MODELS
 from fedseal.system.files import hash_file
-from fedseal.system.own_code import source_hash, split_path
+from fedseal.system.own_code import pin, read_texts, source_hash, split_path
 
 # Keys whose values are the names in a dictionary of the package.
 CHOICES: dict[str, Collection[str]] = {"data.source": SOURCES, "model.name": MODELS}
@@ -86,8 +86,8 @@ class Config(Settings):
         return {k: v for k, v in raw.items() if k not in classes} | {"options": options}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles as keys and values, so that a worker process loads the file of your own method, too."""
-        return parse, (self.to_dict(), "the configuration")
+        """Pickles as keys and values, with your own files, so that a worker process loads the same code."""
+        return _unpickle, (self.to_dict(), read_texts(self.method, self.model.name))
 
     def selected_method(self) -> Method:
         """The method with its hyper-parameters."""
@@ -97,6 +97,11 @@ class Config(Settings):
         """With `server.threads` set, if it is 0: the last bit of the server's sums depends on it."""
         server = self.server.model_copy(update={"threads": self.server.threads or number})
         return self.model_copy(update={"server": server})
+
+    def own_files(self) -> list[str]:
+        """Your own files that the result depends on."""
+        code = [str(path) for path in read_texts(self.method, self.model.name)]
+        return [*code, *([self.model.weights] if self.model.weights else [])]
 
     def to_dict(self) -> dict[str, Any]:
         """All keys, in the form that `parse` takes."""
@@ -162,6 +167,11 @@ class Config(Settings):
             changed["augment"] = weak
         relevant = {k: v for k, v in changed.items() if v != {} and k not in {"engine", *ignore}}
         return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _unpickle(raw: Mapping[str, Any], files: Mapping[Path, str]) -> Config:
+    pin(files)
+    return parse(raw, "the configuration")
 
 
 def parse(raw: Mapping[str, Any], where: str) -> Config:

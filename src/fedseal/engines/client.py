@@ -12,6 +12,7 @@ from fedseal.core import Method, Packet, Participant, derive_seed
 from fedseal.data.pool import Ints
 from fedseal.engines import memory as memories
 from fedseal.engines.attack import forge, malicious_clients
+from fedseal.errors import UserError
 from fedseal.models import Network
 from fedseal.run_setup import RunSetup
 from fedseal.system.lazy import LazyModule
@@ -69,7 +70,10 @@ def run_client(
         memories.align(memory, request, client) if images_change else (memories.read(memory), client)
     )
     with threads(client.training.threads):
-        reply, remembered = method.client_round(request, known, client)
+        found: object = method.client_round(request, known, client)
+    if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(p, Packet) for p in found):
+        raise UserError(f"{type(method).__name__}: client_round must return two packets, reply and memory.")
+    reply, remembered = found
     reply = _uploaded(method, client, request, reply)
     if not counts:
         reply = reply.without_counts(method.nonzero_counts)

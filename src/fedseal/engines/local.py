@@ -12,7 +12,9 @@ import torch
 from fedseal.core import Packet, Problem, Reply
 from fedseal.engines.client import SimulatedClients
 from fedseal.engines.memory_store import MemoryStore
+from fedseal.errors import UserError
 from fedseal.run_setup import RunSetup
+from fedseal.system.crash import describe_own_error
 from fedseal.system.machine import cores
 from fedseal.system.workers import start_worker
 
@@ -30,9 +32,10 @@ class _Answer:
 
 @dataclass(frozen=True)
 class _Failure:
-    """The traceback of an error in a worker."""
+    """An error in a worker: its traceback, or a sentence if the cause is known."""
 
     text: str
+    sentence: str
 
 
 class LocalEngine:
@@ -116,6 +119,8 @@ class LocalEngine:
                         yield k, Problem("its worker process died twice (out of memory?)", worker_died=True)
                 else:
                     if isinstance(answer, _Failure):
+                        if answer.sentence:
+                            raise UserError(answer.sentence)
                         raise RuntimeError(f"client {k} failed in its worker:\n{answer.text}")
                     yield k, answer
                 idle.append(worker)
@@ -159,6 +164,8 @@ def _work(pipe: Connection) -> None:
             answer: _Answer | _Failure
             try:
                 answer = _answer(clients, k, packets[number], memory)
-            except Exception:
-                answer = _Failure(traceback.format_exc())
+            except UserError as error:
+                answer = _Failure("", str(error))
+            except Exception as error:
+                answer = _Failure(traceback.format_exc(), describe_own_error(error))
             pipe.send(answer)

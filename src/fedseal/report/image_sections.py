@@ -108,12 +108,15 @@ def explain_labels(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The confidences by which the method labels a client's images, and masks of what it uses them for."""
     try:
-        return run.method.explain_labels(
+        confidences, masks = run.method.explain_labels(
             remembered,
             own_metrics(run.events[-1]),
             lambda: predict(server, model, setup.images(rows)),
         )
-    except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        if not all(isinstance(value, Tensor) for value in (confidences, *masks.values())):
+            raise TypeError("explain_labels must return a tensor and tensors by title")
+        return confidences, masks
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
         raise UserError(
             f"The last round in {run.folder / 'events.jsonl'} does not fit {run.config.method}"
             f" ({type(error).__name__}: {error}): restore the file, or run it again."

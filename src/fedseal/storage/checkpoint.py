@@ -55,8 +55,8 @@ class Checkpoint:
             ) from error
         if found != fingerprint:
             raise UserError(
-                f"{path} belongs to another configuration, other data or other clients: resume with the"
-                " config.toml beside it and the same clients, or choose another --out."
+                f"{path} belongs to another configuration, other data, other clients or another text of your"
+                " own Python files: restore them, or choose another --out."
             )
         state = Packet(
             {k.removeprefix("state."): v for k, v in packet.tensors.items() if k.startswith("state.")},

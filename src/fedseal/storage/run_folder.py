@@ -131,9 +131,16 @@ def find_finished(folder: Path, config: Config) -> Result | None:
         return None
     try:
         summary = read_summary_file(path)
-        return Result(folder, summary) if summary["rounds"] == config.rounds else None
     except (OSError, ValueError):  # damaged: it is written again from the last checkpoint
         return None
+    if summary["rounds"] != config.rounds:
+        return None
+    if (own := config.own_files()) and summary["config"] != config.fingerprint():
+        raise UserError(
+            f"{folder} was trained before {' or '.join(own)} was changed: restore the file, or choose another"
+            " --out."
+        )
+    return Result(folder, summary)
 
 
 def require_run(folder: Path) -> None:

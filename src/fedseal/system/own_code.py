@@ -6,6 +6,9 @@ A file is loaded only if you name it, never because another machine or a model f
 import hashlib
 import re
 import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib.abc import SourceLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -15,6 +18,8 @@ from typing import Any
 from fedseal.errors import UserError
 from fedseal.system.files import read_file
 
+_pinned: dict[Path, str] = {}  # files whose text does not change for this process
+_loaded: set[str] = set()
 _FILE_AND_NAME = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
 
 
@@ -46,7 +51,37 @@ def load_own(path: Path, name: str) -> Any:
     return getattr(_load(path, _read(path)), name, None)
 
 
+def read_texts(*names: str) -> dict[Path, str]:
+    """The texts of the files in `FILE.py:name`; other names are ignored."""
+    return {found[0]: _read(found[0]) for name in names if (found := split_path(name))}
+
+
+def pin(texts: Mapping[Path, str]) -> None:
+    """From now on, files have these texts in this process."""
+    _pinned.update(texts)
+
+
+@contextmanager
+def pinned(*names: str) -> Iterator[None]:
+    """Keeps the files in `FILE.py:name` as they are now, so that you may edit them while a run goes on."""
+    before = dict(_pinned)
+    pin(read_texts(*names))
+    try:
+        yield
+    finally:
+        _pinned.clear()
+        pin(before)
+
+
+def find_line(error: BaseException) -> str:
+    """The last line of your own files that an error passed through; empty if there is none."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _loaded]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name}" if frames else ""
+
+
 def _read(path: Path) -> str:
+    if path in _pinned:
+        return _pinned[path]
     try:
         return read_file(path).decode()
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a null character in the name
@@ -75,8 +110,9 @@ def _load(path: Path, text: str) -> Any:
     assert spec is not None
     module = module_from_spec(spec)
     sys.modules[unique] = module  # pydantic resolves annotations there
+    _loaded.add(str(path))
     try:
         loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"Cannot load {path} ({type(error).__name__}: {error}).") from error
     return module

@@ -43,6 +43,7 @@ from fedseal.system.files import lock_run, write_atomic
 from fedseal.system.lazy import LazyModule, import_object
 from fedseal.system.logs import about, progress_log
 from fedseal.system.machine import threads, versions
+from fedseal.system.own_code import pinned
 from fedseal.system.processes import defer_interrupts
 from fedseal.training.evaluate import Evaluator
 from fedseal.training.observers import (
@@ -99,28 +100,31 @@ def run_training(
 
     Without `federation` and `start_engine`, data and engine are those of the configuration.
     """
-    set_up_process(config.engine.arithmetic)
-    start_engine = start_engine or find_engine(config.engine.name)
-    config = claim_folder(folder, config, resume)
-    if (finished := find_finished(folder, config)) is not None:
-        return finished
-    started = time.perf_counter()
-    if federation is None:
-        federation = load_federation(config.data, config.seed, progress=not console.quiet)
-    check_data(config, federation)
-    if config.secure.enabled:
-        secure.check(config, len(federation.clients))
-    setup = RunSetup(config, federation).with_features(progress=not console.quiet)
-    server = setup.server()
-    if server.model.loaded:
-        console.print(printable(server.model.loaded), markup=False, soft_wrap=True)
-    config.selected_method().check(server)
-    ledger = open_ledger(folder, config, len(federation.clients))
-    with lock_run(folder), threads(config.server.threads):
-        result = _train(setup, server, folder, console, observers, start_engine, started, ledger)
-    extra = about("result", accuracy=result.accuracy, folder=str(folder))
-    progress_log.info("finished: accuracy %.2f %%, run folder %s", 100 * result.accuracy, folder, extra=extra)
-    return result
+    with pinned(config.method, config.model.name):
+        set_up_process(config.engine.arithmetic)
+        start_engine = start_engine or find_engine(config.engine.name)
+        config = claim_folder(folder, config, resume)
+        if (finished := find_finished(folder, config)) is not None:
+            return finished
+        started = time.perf_counter()
+        if federation is None:
+            federation = load_federation(config.data, config.seed, progress=not console.quiet)
+        check_data(config, federation)
+        if config.secure.enabled:
+            secure.check(config, len(federation.clients))
+        setup = RunSetup(config, federation).with_features(progress=not console.quiet)
+        server = setup.server()
+        if server.model.loaded:
+            console.print(printable(server.model.loaded), markup=False, soft_wrap=True)
+        config.selected_method().check(server)
+        ledger = open_ledger(folder, config, len(federation.clients))
+        with lock_run(folder), threads(config.server.threads):
+            result = _train(setup, server, folder, console, observers, start_engine, started, ledger)
+        extra = about("result", accuracy=result.accuracy, folder=str(folder))
+        progress_log.info(
+            "finished: accuracy %.2f %%, run folder %s", 100 * result.accuracy, folder, extra=extra
+        )
+        return result
 
 
 def _train(

@@ -33,7 +33,7 @@ from fedseal.methods import METHODS
 from fedseal.models import MODELS, Network, build_network, weight_bytes
 from fedseal.run_setup import RunSetup
 from fedseal.system.environment import set_up_process
-from fedseal.system.own_code import hash_source
+from fedseal.system.own_code import hash_source, source_hash
 from fedseal.system.version import compatible, fedseal_version, needed_version
 
 app = ClientApp()
@@ -94,7 +94,12 @@ def run_simulated(task: ClientTask, request: Packet, k: int) -> tuple[Packet, di
 
 @lru_cache(1)
 def _simulated_clients(task: str) -> SimulatedClients:
-    config = ClientTask.model_validate_json(task).parse_config()
+    known = ClientTask.model_validate_json(task)
+    config = known.parse_config()
+    hashes = {config.method: known.method_hash, config.model.name: known.network_hash}
+    for name, expected in hashes.items():
+        if source_hash(name) != expected:
+            raise TaskRefusedError(f"{name} has changed since the run started: restore it")
     return SimulatedClients(RunSetup(config, load_federation(config.data, config.seed)).with_features())
 
 
