@@ -13,7 +13,8 @@ from fedseal.data.augment import Augmenter
 from fedseal.data.cache import evict
 from fedseal.errors import UserError
 from fedseal.features import Extractor, FeatureViews, extract
-from fedseal.models import build_network, make_backbone
+from fedseal.frozen import make_backbone
+from fedseal.models import build_network
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (70, 3, 16, 16), np.uint8)
 
@@ -64,9 +65,9 @@ def test_only_new_images_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Extractor, "features", count)
     before = extract(make(), 0, PIXELS, np.arange(69))
-    assert computed == [32, 32, 5]
+    assert sorted(computed) == [5, 32, 32]  # threads may overtake each other
     after = extract(make(), 0, PIXELS, np.arange(70))
-    assert computed == [32, 32, 5, 1]
+    assert computed[3:] == [1]
     assert torch.equal(before[np.arange(69)], after[np.arange(69)])
     extract(make(), 1, PIXELS, rows(1))  # the image itself is there, its copies are not
     assert computed[4:] == [1, 1]

@@ -19,6 +19,7 @@ LAYERS = [
     ["data"],
     ["pretrained"],
     ["models"],
+    ["frozen"],
     ["core"],
     ["learn", "features"],
     ["methods"],

@@ -9,7 +9,8 @@ from torch import nn
 
 from fedseal.config.sections import ModelSettings
 from fedseal.errors import UserError
-from fedseal.models import Network, build_network, make_backbone
+from fedseal.frozen import make_backbone
+from fedseal.models import Network, build_network
 from fedseal.pretrained import load_weights, read_tensors
 
 

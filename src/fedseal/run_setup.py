@@ -26,8 +26,9 @@ from fedseal.data.augment import Augmenter
 from fedseal.data.pool import Federation, Ints
 from fedseal.errors import UserError
 from fedseal.features import Extractor, Features, FeatureViews, extract
+from fedseal.frozen import Head, make_backbone
 from fedseal.learn import train_supervised
-from fedseal.models import MODELS, PRETRAINED, Head, Network, build_network, make_backbone
+from fedseal.models import MODELS, PRETRAINED, Network, build_network
 from fedseal.privacy import private_aggregation
 from fedseal.system.machine import find_device
 from fedseal.weights import Tensors

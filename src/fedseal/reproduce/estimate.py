@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 from fedseal.config.config import Config
 from fedseal.config.sections import ModelSettings
 from fedseal.data.catalogue import PUBLISHED
-from fedseal.models import Head, Network, build_network
+from fedseal.frozen import Head
+from fedseal.models import Network, build_network
 from fedseal.system.machine import cores, threads
 
 PREDICTION = 1 / 3  # time of a prediction, relative to a training step

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from fedseal.data.inputs import GivenImage, Input, list_inputs, read_batches
 from fedseal.errors import UserError
+from fedseal.frozen import FrozenNetwork
 from fedseal.label_shift import Calibration, estimate_mix, posterior
 from fedseal.learn import INFERENCE_BATCH
-from fedseal.models import FrozenNetwork, Network
+from fedseal.models import Network
 
 BATCH_BYTES = 2**21  # of pixels that the network sees at once, since large images need more memory
 

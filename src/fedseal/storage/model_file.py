@@ -16,9 +16,10 @@ from safetensors.torch import save as save_safetensors
 from fedseal import weights
 from fedseal.config.sections import ModelSettings
 from fedseal.errors import UserError
+from fedseal.frozen import FrozenNetwork, build_classifier
 from fedseal.label_shift import Calibration, calibrate
 from fedseal.learn import predict_logits
-from fedseal.models import FrozenNetwork, Network, build_classifier, weight_bytes
+from fedseal.models import Network, weight_bytes
 from fedseal.run_setup import RunSetup
 from fedseal.storage.classifier import Classifier
 from fedseal.storage.model_header import read_header
