@@ -1,5 +1,6 @@
 """Images in folders: what is read, what is skipped, and what is refused."""
 
+import errno
 import logging
 import os
 import shutil
@@ -238,6 +239,31 @@ def test_client_with_only_broken_files(data: Path) -> None:
 def test_a_broken_link_is_skipped(data: Path) -> None:
     (data / "clients" / "ward-1" / "gone.png").symlink_to(data / "nowhere.png")
     assert [Path(name).name for name in read(data).skipped] == ["gone.png"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied"), "Permission denied"),
+        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
+        (MemoryError(), "not enough memory"),
+    ],
+)
+def test_a_file_that_cannot_be_read_now_is_tried_again(
+    data: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    locked, real = data / "clients" / "ward-1" / "x.png", decode.decode_image
+
+    def fail(file: Path, *rest: Any) -> Any:
+        if file == locked:
+            raise error
+        return real(file, *rest)
+
+    with monkeypatch.context() as patched, pytest.raises(UserError) as caught:
+        patched.setattr(decode, "decode_image", fail)
+        read(data)
+    assert str(caught.value) == f"Cannot read {locked} ({reason}): check the file, then try again."
+    assert read(data).skipped == {}
 
 
 def test_image_of_the_right_size_is_unchanged(tmp_path: Path) -> None:

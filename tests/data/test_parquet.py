@@ -82,6 +82,18 @@ def test_broken_rows_are_skipped_and_named(tmp_path: Path, caplog: pytest.LogCap
     assert "row 1 of" in caplog.text
 
 
+def test_a_row_that_does_not_fit_into_memory_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in ("train", "test"):
+        write_parquet(tmp_path / f"{part}.parquet", [png(1), png(2)], [0, 1])
+    with monkeypatch.context() as patched:
+        patched.setattr(parquet, "decode_images", lambda *_: iter([MemoryError(), MemoryError()]))
+        with pytest.raises(UserError, match=r"Not enough memory for row 0 of .*train.parquet"):
+            read_parquet(tmp_path, progress=False)
+    assert read_parquet(tmp_path, progress=False).skipped == {}
+
+
 def test_rows_without_a_label_are_skipped(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train.parquet", [png(1), png(2)], [0, 1])
     write_parquet(tmp_path / "test.parquet", [png(4), png(5)], [-1, 1])

@@ -5,6 +5,7 @@ resized (bilinear, antialiased), so that nothing is distorted. An image that has
 its pixels.
 """
 
+import errno
 import io
 import os
 import stat
@@ -40,8 +41,12 @@ def decode_image(source: ImageSource, size: int | None, channels: int | None) ->
         pixels = source.squeeze(2) if source.shape[2:] == (1,) else source
         image = Image.fromarray(pixels)
         return _prepare(image, image, size, channels)
-    if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
-        raise UserError("not a regular file")  # opening a FIFO would wait for ever
+    if isinstance(source, Path):
+        mode = source.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise UserError("a link to a folder")
+        if not stat.S_ISREG(mode):
+            raise UserError("not a regular file")  # opening a FIFO would wait for ever
     file = source if isinstance(source, Path) else io.BytesIO(source)
     with Image.open(file, formats=FORMATS) as opened:
         number = opened.width * opened.height
@@ -106,6 +111,13 @@ def decode_images(
         threads.shutdown(wait=False, cancel_futures=True)  # a disk that hangs must not delay a stop
 
 
+def is_unreadable(error: Exception) -> bool:
+    """True if an image could not be read now, so that it is unknown whether it is one."""
+    if isinstance(error, OSError):  # EINVAL: the file's content asks for a place that cannot be
+        return error.errno not in (None, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL)
+    return isinstance(error, MemoryError)
+
+
 def failure_reason(error: Exception) -> str:
     """A short reason; Pillow's own message would repeat the path."""
     if isinstance(error, UnidentifiedImageError):
@@ -114,6 +126,8 @@ def failure_reason(error: Exception) -> str:
         return f"more than {MAX_PIXELS / 1e6:.0f} million pixels"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if isinstance(error, MemoryError):
+        return "not enough memory"
     if isinstance(error, UserError):
         return str(error)
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedseal.config.sections import DataSettings
 from fedseal.data import cache
-from fedseal.data.decode import decode_image, decode_images, failure_reason
+from fedseal.data.decode import decode_image, decode_images, failure_reason, is_unreadable
 from fedseal.data.folder_cache import Listing, NoImageError, cache_folders
 from fedseal.data.pool import Pixels, Pool, PoolPart
 from fedseal.errors import UserError
@@ -226,6 +226,10 @@ def _decode(
     with progress_bar("images", len(files), show=progress and len(files) >= PROGRESS_FROM) as advance:
         for file, image in zip(files, decode_images(files, size, channels, workers), strict=True):
             if isinstance(image, Exception):
+                if is_unreadable(image):  # a skipped file would stay skipped when it can be read again
+                    raise UserError(
+                        f"Cannot read {file} ({failure_reason(image)}): check the file, then try again."
+                    ) from image
                 reason = f"not a readable image ({failure_reason(image)})"
                 log.warning("skipped %s: %s", file, reason)
                 yield reason

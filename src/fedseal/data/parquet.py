@@ -107,6 +107,10 @@ def _read_part(paths: list[Path], size: int | None, channels: int | None, progre
                 row = expanded = 0
                 for content, numbers in _read_blocks(file, column, largest):
                     for image, label in zip(decode_images(content, size, channels), numbers, strict=True):
+                        if isinstance(image, MemoryError):
+                            raise UserError(
+                                f"Not enough memory for row {row} of {path}: remove the row, or try again."
+                            ) from image
                         if isinstance(image, Exception) or label is None or label < 0:  # -1: no label
                             skipped[f"{path} row {row}"] = "no readable image or no label"
                             log.warning("skipped row %d of %s: no readable image or no label", row, path)
