@@ -362,14 +362,37 @@ def test_special_files_and_foreign_folders_are_left_out(data: Path, caplog: pyte
     for name in ("Thumbs.db", ".DS_Store", "desktop.ini"):
         (data / "server" / "cat" / name).write_bytes(b"foreign")
         (data / "clients" / name).write_bytes(b"foreign")
-    (data / "clients" / "ward-1" / "up").symlink_to(data / "clients")
     assert read(data).pixels.shape == before.pixels.shape and not caplog.messages
     os.mkfifo(data / "server" / "cat" / "fifo.png")
     (data / "clients" / "ward-2" / "loop.png").symlink_to(data / "clients" / "ward-2" / "loop.png")
+    (data / "clients" / "ward-1" / "up").symlink_to(data / "clients")
     pool = read(data)
     assert pool.pixels.shape == before.pixels.shape and pool.classes == ("cat", "dog")
-    assert sorted(Path(name).name for name in pool.skipped) == ["fifo.png", "loop.png"]
+    assert sorted(Path(name).name for name in pool.skipped) == ["fifo.png", "loop.png", "up"]
     assert "fifo.png: not a readable image (not a regular file)" in caplog.text
+    assert "up: not a readable image (a link to a folder)" in caplog.text
+
+
+def test_files_beside_the_folders_of_clients_are_named(data: Path, caplog: pytest.LogCaptureFixture) -> None:
+    read(data)  # a pool in the cache does not hide them
+    stray = paint(data / "clients" / "stray.png")
+    assert read(data).skipped == {str(stray): "not in the folder of a client"}
+    assert f"skipped {stray}: not in the folder of a client" in caplog.text
+
+
+def test_a_subfolder_that_cannot_be_read_is_refused(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked, real = str(data / "clients" / "ward-1" / "deeper"), os.scandir
+
+    def scan(path: Any = ".") -> Any:
+        if str(path) == locked:
+            raise PermissionError(errno.EACCES, "Permission denied", locked)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    with pytest.raises(UserError) as caught:
+        read(data)
+    expected = f"Cannot read {locked} (Permission denied): check the folder, then try again."
+    assert str(caught.value) == expected
 
 
 def test_folder_names_that_are_not_utf8_are_refused(data: Path) -> None:

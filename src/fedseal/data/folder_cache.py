@@ -29,7 +29,7 @@ class Listing:
     labels: Ints  # -1 if unknown
     classes: tuple[str, ...] = ()  # empty if the images have no labels
     needed: tuple[str, ...] = ()  # classes that have a folder
-    stray: dict[str, str] = field(default_factory=dict)  # files outside of the folders of classes -> reason
+    stray: dict[str, str] = field(default_factory=dict)  # files beside the folders -> reason
 
     def keep(self, kept: Sequence[int]) -> Ints:
         """The labels of the readable images. Refuses a client or a class without any."""

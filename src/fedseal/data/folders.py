@@ -79,12 +79,15 @@ def read_folders(
     parts = [path / name for name in ("server", "clients", "validation", "test") if (path / name).is_dir()]
     found = [part / name for part in parts for name in _subfolders(part)]  # a new one may be empty
     files = [file for folder in found for file in list_files(folder)]
-    key = cache.own_images_key("folders", path, [*found, *files], size, channels)
+    stray = [file for part in parts for file in _find_stray(part)]
+    key = cache.own_images_key("folders", path, [*found, *files, *stray], size, channels)
 
     def list_parts() -> dict[str, Listing]:
         server = _list_labelled(path / "server", None)
         listed = {"server": server}
         listed |= {f"clients/{name}": _list_unlabelled(path / "clients" / name) for name in clients}
+        first = f"clients/{clients[0]}"
+        listed[first] = replace(listed[first], stray=_skip_stray(path / "clients", "client"))
         for name in ("validation", "test"):
             if (path / name).is_dir():
                 listed[name] = _list_labelled(path / name, server.classes)
@@ -148,12 +151,20 @@ def _list_labelled(folder: Path, classes: Sequence[str] | None) -> Listing:
         raise UserError(f"{folder} has no folders: put its images into one folder for each class.")
     files = [(file, classes.index(name)) for name in found for file in list_files(folder / name)]
     labels = np.array([label for _, label in files], dtype=np.int64)
-    stray = {}
-    for path in sorted(folder.iterdir()):
-        if not path.is_dir() and _is_own(path.name):
-            stray[str(path)] = "not in the folder of a class"
-            log.warning("skipped %s: not in the folder of a class", path)
+    stray = _skip_stray(folder, "class")
     return Listing(folder, [file for file, _ in files], labels, tuple(classes), tuple(found), stray)
+
+
+def _find_stray(folder: Path) -> list[Path]:
+    """Files beside the folders of classes or clients."""
+    return sorted(path for path in folder.iterdir() if not path.is_dir() and _is_own(path.name))
+
+
+def _skip_stray(folder: Path, kind: str) -> dict[str, str]:
+    stray = {str(path): f"not in the folder of a {kind}" for path in _find_stray(folder)}
+    for path, reason in stray.items():
+        log.warning("skipped %s: %s", path, reason)
+    return stray
 
 
 def _list_unlabelled(folder: Path) -> Listing:
@@ -195,11 +206,22 @@ def _is_own(name: str) -> bool:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """All files in a folder and below, except hidden ones, in the same order on every machine."""
+    """All files in a folder and below, except hidden ones, in the same order on every machine.
+
+    A link to a folder is one of them: it is not followed, and decoding names it.
+    """
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # it has just been removed
+            raise UserError(
+                f"Cannot read {error.filename} ({error.strerror}): check the folder, then try again."
+            ) from error
+
     found = []
-    for where, subfolders, names in os.walk(folder):
+    for where, subfolders, names in os.walk(folder, onerror=refuse):
         subfolders[:] = filter(_is_own, subfolders)
-        found += [Path(where, name) for name in filter(_is_own, names)]
+        links = [name for name in subfolders if Path(where, name).is_symlink()]
+        found += [Path(where, name) for name in [*filter(_is_own, names), *links]]
     return sorted(found, key=lambda file: file.relative_to(folder).as_posix())
 
 
