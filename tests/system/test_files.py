@@ -20,6 +20,15 @@ def test_new_folder(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
 
 
+@pytest.mark.parametrize("place", [".", "/", ""])
+def test_a_folder_is_no_file_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
+        write_atomic(Path(place), "text")
+    assert str(caught.value) == f"Cannot write {Path(place)} (Is a directory): choose another folder."
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_failure_leaves_nothing(tmp_path: Path) -> None:
     folder, too_long = tmp_path / "b", 300 * "x"
     with pytest.raises(UserError) as caught:

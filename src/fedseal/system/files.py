@@ -25,6 +25,8 @@ def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> Non
     content = data.encode() if isinstance(data, str) else data
     try:
         require_regular(path)  # a device must not be replaced by a file
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         path.parent.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
         work = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
         try:
