@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -247,6 +248,18 @@ def test_folder_with_other_files_is_not_changed(
         answer = fedseal("train", "fmnist-lenet", "--out", tmp_path, *words, options=tiny)
         answer.refuses(f"{tmp_path} holds other files and no run: choose another --out.")
     assert contents(tmp_path) == before
+
+
+def test_log_and_mlflow_store_of_the_run_may_be_in_its_folder(
+    fedseal: Command, tmp_path: Path, tiny: dict[str, Any]
+) -> None:
+    pytest.importorskip("mlflow", reason="needs the extra mlflow")
+    run = tmp_path / "run"
+    inside = ("--log", run / "logs" / "train.log", "--mlflow", run / "mlruns")
+    answer = fedseal("train", "fmnist-lenet", "--out", run, *inside, options=tiny | {"rounds": 1})
+    assert (answer.code, answer.err) == (0, "")
+    assert (run / "summary.json").exists() and (run / "mlruns").is_dir()
+    assert stat.S_IMODE(run.stat().st_mode) == 0o700
 
 
 def test_failed_start_does_not_block_the_folder(

@@ -82,6 +82,11 @@ def open_observers(
         yield observers
 
 
+def mlflow_folder(where: str | None) -> Path | None:
+    """The folder that --mlflow names; None for a server."""
+    return None if where is None or "://" in where else Path(where)
+
+
 @contextmanager
 def continue_by(hint: Callable[[], str]) -> Iterator[None]:
     """Says how to continue if the command is stopped by Ctrl-C or SIGTERM."""

@@ -18,6 +18,7 @@ from fedseal.cli.common import (
     Mlflow,
     check_seconds,
     continue_by,
+    mlflow_folder,
     open_observers,
     parse_assignments,
 )
@@ -157,6 +158,7 @@ def serve(
             without=without or [],
             console=Console(quiet=quiet or json_logs, highlight=False),
             observers=observers,
+            own_files=[log, mlflow_folder(mlflow)],
         )
 
 

@@ -18,6 +18,7 @@ from fedseal.cli.common import (
     console,
     continue_by,
     escape,
+    mlflow_folder,
     open_observers,
     parse_assignments,
 )
@@ -96,7 +97,14 @@ def train(
 
     def run(config: "Config", folder: Path, resume: bool) -> "run_folder.Result":
         with open_observers(config, folder, mlflow, dashboard) as observers:
-            return training.run_training(config, folder, resume=resume, console=terminal, observers=observers)
+            return training.run_training(
+                config,
+                folder,
+                resume=resume,
+                console=terminal,
+                observers=observers,
+                own_files=[log, mlflow_folder(mlflow)],
+            )
 
     with continue_by(how_to_continue):
         compared = None

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from fedseal.run_setup import RunSetup
 from fedseal.storage.accuracies import accuracy_name, judged_by, summarize
 from fedseal.storage.events_file import read_rounds_until
 from fedseal.storage.summary import read_summary_file
-from fedseal.system.files import read_file, write_atomic
+from fedseal.system.files import make_private, read_file, write_atomic
 from fedseal.system.machine import cores
 
 
@@ -71,9 +71,10 @@ def checkpoint_fingerprint(setup: RunSetup) -> str:
     return f"{setup.config.fingerprint(ignore=['rounds'])}-{setup.federation.fingerprint}"
 
 
-def claim_folder(folder: Path, config: Config, resume: bool) -> Config:
+def claim_folder(folder: Path, config: Config, resume: bool, own_files: Sequence[Path | None] = ()) -> Config:
     """Checks that a folder is free for a run, or holds the same run if it is to be resumed.
 
+    A free folder may hold `own_files`, which this command has just opened: its log or a store of MLflow.
     Returns the configuration with `server.threads` set: as in the run so far, or one per core.
     """
     written, lock = folder / "config.toml", folder / "checkpoint" / "lock"
@@ -83,6 +84,10 @@ def claim_folder(folder: Path, config: Config, resume: bool) -> Config:
         if not folder.exists() or not any(folder.iterdir()):
             return config.with_threads(cores())
         if not begun and lock.exists():  # a start that failed before round 1
+            return config.with_threads(cores())
+        opened = [file.resolve() for file in own_files if file is not None]
+        if all(any(file.is_relative_to(path.resolve()) for file in opened) for path in folder.iterdir()):
+            make_private(folder)  # as a new run folder is
             return config.with_threads(cores())
     except OSError as error:
         raise UserError(
