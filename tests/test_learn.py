@@ -19,8 +19,10 @@ from fedseal.learn import (
     fit,
     labelled_batches,
     learning_rate,
+    needs_two_images,
     predict,
     train_supervised,
+    two_view_batches,
 )
 from fedseal.models import Network, build_network
 from fedseal.weights import Tensors
@@ -235,6 +237,48 @@ def test_labelled_batches_are_augmented_afresh_in_every_epoch() -> None:
     assert epochs("none") == [plain, plain]
     (first, second), (strong, _) = epochs("weak"), epochs("strong")
     assert len(first - plain) >= 8 and len(second - first) >= 5 and len(strong - first) >= 5
+
+
+class Normalised(nn.Module):
+    """BatchNorm over vectors, which needs two images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(144, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layers(x)
+        return logits
+
+
+@pytest.mark.parametrize(("n", "sizes"), [(9, [4, 5]), (5, [5]), (10, [4, 4, 2]), (1, []), (3, [3])])
+def test_a_last_image_alone_joins_the_batch_before_it_if_batch_norm_needs_two(
+    n: int, sizes: list[int]
+) -> None:
+    server = participant(Network(Normalised(), [0.0], [255.0]), numbered(n), batch=4, epochs=2)
+    start = weights.get_weights(server.model)
+    batches = list(labelled_batches(server, server.data, 2, server.rng(1), "none"))
+    assert [len(images) for images, _ in batches] == 2 * sizes
+    assert sorted(torch.cat([images[:, 0, 0, 0] for images, _ in batches]).tolist() if sizes else []) == [
+        i for i in range(sum(sizes)) for _ in range(2)
+    ]
+    views = list(two_view_batches(server, server.rng(1)))
+    assert [(len(weak), len(strong)) for weak, strong in views] == 2 * [(size, size) for size in sizes]
+    assert equal(weights.get_weights(server.model), start)  # looking at the network does not change it
+    assert equal(train_supervised(server, start, 1), start) == (not sizes)
+
+
+def test_other_batches_of_one_image_stay_as_they_are() -> None:
+    """Without BatchNorm, and with BatchNorm over feature maps of more than one pixel."""
+    settings = ModelSettings(norm="batch")
+    normalised = build_network(
+        settings, channels=1, size=12, classes=CLASSES, mean=[120.0], std=[60.0], seed=0
+    )
+    for model in (lenet(), normalised):
+        server = participant(model, numbered(9), batch=4)
+        batches = labelled_batches(server, server.data, 1, server.rng(1), "none")
+        assert [len(images) for images, _ in batches] == [4, 4, 1]
+        assert needs_two_images(server) is False
 
 
 # ------------------------------------------------------------------ train_supervised

@@ -1,9 +1,11 @@
 """The one training loop and the one inference loop."""
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.sgd import sgd
 
 from fedseal import weights
@@ -77,33 +79,59 @@ def learning_rate(participant: Participant, t: int) -> float:
     return participant.training.lr * participant.training.decay ** (t - 1)
 
 
+def needs_two_images(participant: Participant) -> bool:
+    """True if BatchNorm in the network cannot learn from one image: it has only one value per channel."""
+    if not any(isinstance(module, _BatchNorm) for module in participant.model.modules()):
+        return False
+    model = copy.deepcopy(participant.model).train()  # the statistics of the network itself do not change
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model(participant.data.pixels[:1].to(participant.device).float())
+    except ValueError:
+        return True
+    return False
+
+
+def batch_sizes(participant: Participant, n: int) -> list[int]:
+    """The sizes of mini-batches of n images.
+
+    If BatchNorm cannot learn from one image, a last one alone joins the batch before it, or is not used.
+    """
+    size = participant.training.batch
+    sizes = [min(size, n - start) for start in range(0, max(n, 1), size)]
+    if sizes[-1] == 1 and needs_two_images(participant):
+        sizes[-2:] = [size + 1] if len(sizes) > 1 else []
+    return sizes
+
+
 def labelled_batches(
     participant: Participant, data: LabelledImages, epochs: int, generator: torch.Generator, augment: str
 ) -> Iterator[Batch]:
     """Shuffled mini-batches of labelled images, augmented afresh in every epoch."""
     pixels, labels = data.pixels, data.labels
-    for _ in range(epochs):
+    sizes = batch_sizes(participant, len(pixels))
+    for _ in range(epochs if sizes else 0):
         order = torch.randperm(len(pixels), generator=generator)
         images = pixels[order]
         if augment != "none":
             images = getattr(participant.augment, augment)(images, generator)
-        batch = participant.training.batch
         yield from zip(
-            images.to(participant.device).float().split(batch),
-            labels[order].to(participant.device).split(batch),
+            images.to(participant.device).float().split(sizes),
+            labels[order].to(participant.device).split(sizes),
             strict=True,
         )
 
 
 def two_view_batches(participant: Participant, generator: torch.Generator) -> Iterator[Batch]:
     """Shuffled mini-batches (weak view, strong view), augmented afresh in every epoch."""
-    pixels, batch = participant.data.pixels, participant.training.batch
-    for _ in range(participant.training.epochs):
+    pixels = participant.data.pixels
+    sizes = batch_sizes(participant, len(pixels))
+    for _ in range(participant.training.epochs if sizes else 0):
         images = pixels[torch.randperm(len(pixels), generator=generator)]
         views = (
             augment(images, generator) for augment in (participant.augment.weak, participant.augment.strong)
         )
-        yield from zip(*(view.to(participant.device).float().split(batch) for view in views), strict=True)
+        yield from zip(*(view.to(participant.device).float().split(sizes) for view in views), strict=True)
 
 
 def train_supervised(

@@ -12,7 +12,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.testing import assert_close
 
@@ -24,6 +24,7 @@ from fedseal.engines.client import LabelAudit
 from fedseal.learn import predict, train_supervised
 from fedseal.methods.fedseal import FedSEAL, repeated_batches
 from fedseal.methods.server_sl import ServerSL
+from fedseal.models import Network
 from fedseal.run_setup import RunSetup
 from fedseal.weights import Tensors
 
@@ -564,6 +565,20 @@ def test_paired_batches_with_one_empty_set(plus: int, minus: int) -> None:
     ]
     assert sorted(image for p, _ in seen for image in p) == plus_images(plus)
     assert sorted(image for _, m in seen for image in m) == minus_images(minus)
+
+
+@pytest.mark.parametrize("batches", ["joint", "paired"])
+@pytest.mark.parametrize(("plus", "minus"), [(0, 9), (9, 0), (1, 0)])
+def test_a_last_image_alone_joins_the_batch_before_it_if_batch_norm_needs_two(
+    batches: str, plus: int, minus: int
+) -> None:
+    setup = make_setup({"batches": batches}, client={"epochs": 1, "batch": 4})
+    client, _ = make_client(setup)
+    body = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(client.data.pixels[0].numel()))
+    client = replace(client, model=Network(body, [0.0], [255.0]))
+    positive, negative = torch.arange(plus), torch.arange(minus)
+    found = method(setup).client_batches(client, 1, positive, positive, negative, negative)
+    assert [len(images) for images, *_ in found] == ([4, 5] if plus + minus == 9 else [])
 
 
 def test_repeated_batches() -> None:

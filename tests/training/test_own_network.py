@@ -40,6 +40,29 @@ def test_same_weights_with_workers_on_flower_and_after_a_resume(own_network: Pat
     assert "body.0.weight" in load_file(tmp_path / "one" / "model.safetensors")
 
 
+def test_batch_norm_that_needs_two_images(
+    shapes: Path, own: dict[str, Any], tmp_path: Path, fedseal: Command
+) -> None:
+    """A last batch of one image, and a client with one image, do not end a run."""
+    network = tmp_path / "normalised.py"
+    network.write_text("""
+from torch import nn
+
+def build(channels, size, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, 8), nn.BatchNorm1d(8),
+                         nn.Linear(8, classes))
+""")
+    for image in sorted((shapes / "clients" / "south").iterdir())[1:]:
+        image.unlink()
+    keys = own | {"method": "fedavg-fixmatch", "model.name": f"{network}:build", "model.norm": "none"}
+    words = ("train", "folders", "--out", tmp_path / "run")
+    answer = fedseal(*words, options=keys | {"client.batch": 17, "rounds": 1})
+    assert answer.code == 0
+    assert f"client 'south' has one image, but BatchNorm in {network}:build needs two" in answer.err
+    answer = fedseal("train", "folders", "--out", tmp_path / "other", options=keys | {"client.batch": 1})
+    answer.refuses("client.batch is 1, but BatchNorm in", "needs two images: raise it")
+
+
 def test_fingerprint_depends_on_the_content_of_the_file(own_network: Path, tmp_path: Path) -> None:
     before = load_config("fmnist-lenet", settings(own_network)).fingerprint()
     moved = own_network.rename(tmp_path / "moved.py")

@@ -15,7 +15,15 @@ from fedseal import paper, weights
 from fedseal.config.sections import BootstrapSettings
 from fedseal.core import Method, Metrics, Packet, Participant, PreparationStep, Round, Server
 from fedseal.label_shift import Calibration
-from fedseal.learn import Batch, bootstrap, fit, learning_rate, predict_logits, train_supervised
+from fedseal.learn import (
+    Batch,
+    bootstrap,
+    fit,
+    learning_rate,
+    needs_two_images,
+    predict_logits,
+    train_supervised,
+)
 from fedseal.methods import class_mix
 from fedseal.methods.class_mix import calibration_of, find_adapter
 from fedseal.weights import Tensors
@@ -174,6 +182,11 @@ class FedSEAL(Method):
                 longest = max(plus, minus)
                 streams = (repeated_batches(n, longest, size, generator) for n in (plus, minus))
                 pairs = list(zip(*streams, strict=True))
+            if sum(map(len, pairs[-1])) == 1 and needs_two_images(client):
+                *pairs, alone = pairs
+                if not pairs:
+                    return
+                pairs[-1] = (torch.cat([pairs[-1][0], alone[0]]), torch.cat([pairs[-1][1], alone[1]]))
             used = torch.cat([p for p, _ in pairs])
             strong = client.augment.strong(pixels[positive[used]], generator).split(
                 [len(p) for p, _ in pairs]

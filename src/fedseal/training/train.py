@@ -19,6 +19,7 @@ from fedseal.data.pool import Federation
 from fedseal.engines import ENGINES
 from fedseal.engines.memory_store import MemoryStore
 from fedseal.errors import UserError, printable
+from fedseal.learn import needs_two_images
 from fedseal.methods import METHODS
 from fedseal.methods.loader import section_name
 from fedseal.report.write import write_report
@@ -41,7 +42,7 @@ from fedseal.storage.run_folder import (
 from fedseal.system.environment import set_up_process, used_arithmetic
 from fedseal.system.files import lock_run, write_atomic
 from fedseal.system.lazy import LazyModule, import_object
-from fedseal.system.logs import about, progress_log
+from fedseal.system.logs import about, log, progress_log
 from fedseal.system.machine import threads, versions
 from fedseal.system.own_code import pinned
 from fedseal.system.processes import defer_interrupts
@@ -119,6 +120,7 @@ def run_training(
         if server.model.loaded:
             console.print(printable(server.model.loaded), markup=False, soft_wrap=True)
         config.selected_method().check(server)
+        check_batches(config, federation, server)
         ledger = open_ledger(folder, config, len(federation.clients))
         with lock_run(folder), threads(config.server.threads):
             result = _train(setup, server, folder, console, observers, start_engine, started, ledger)
@@ -198,6 +200,21 @@ def find_engine(name: str) -> StartEngine:
         raise UserError(f"'engine.name' is '{name}'{did_you_mean(name, ENGINES)}.")
     engine: StartEngine = import_object(ENGINES[name])
     return engine
+
+
+def check_batches(config: Config, federation: Federation, server: Server) -> None:
+    """Refuses batches of one image, and names clients with one image, if BatchNorm cannot learn from one."""
+    if not needs_two_images(server):
+        return
+    for key, size in (("server.batch", config.server.batch), ("client.batch", config.client.batch)):
+        if size == 1:
+            raise UserError(f"{key} is 1, but BatchNorm in {config.model.name} needs two images: raise it.")
+    for name, rows in zip(federation.names, federation.clients, strict=True):
+        if len(rows) == 1:
+            log.warning(
+                "client '%s' has one image, but BatchNorm in %s needs two: it learns nothing",
+                *(name, config.model.name),
+            )
 
 
 def check_data(config: Config, federation: Federation) -> None:
