@@ -1,18 +1,23 @@
 """The report of a run: what it shows, and that it needs nothing from elsewhere."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from conftest import TINY, Command
 from fedseal.errors import UserError
 from fedseal.report import titles, write
 from fedseal.storage.events_file import format_lines, read_events
+from fedseal.system.environment import AVX2
 from fedseal.training.train import train
 
 SOURCE = Path(write.__file__).parent
@@ -194,6 +199,25 @@ def test_names_of_classes_are_text(own: dict[str, Any], shapes: Path, tmp_path: 
     (shapes / "server").rename(shapes / "labels")  # as after a deployed run, which has only the labels
     text = write.rewrite_report(run.folder).read_text("utf-8")
     assert "fedseal train" not in text and "--test DIR" in text
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx2_supported(), reason="this processor has no AVX2")
+def test_it_is_made_with_the_arithmetic_of_the_run(copy: Path) -> None:
+    """Features of a frozen network would be computed once more with another one."""
+    script = """
+import sys
+from pathlib import Path
+from fedseal.report.write import rewrite_report
+from fedseal.system.environment import used_arithmetic
+
+rewrite_report(Path(sys.argv[1]))
+print(used_arithmetic())
+"""
+    clean = {key: value for key, value in os.environ.items() if key not in AVX2}
+    done = subprocess.run(
+        [sys.executable, "-c", script, copy], env=clean, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "portable\n"
 
 
 def test_several_runs_side_by_side(

@@ -279,6 +279,14 @@ def test_missing_extra(
     assert not (tmp_path / "model").exists()
 
 
+def test_configuration_is_read_before_the_model(fedseal: Command, copy: Path, tmp_path: Path) -> None:
+    """A method of your own selects the arithmetic, which is too late once the model has computed."""
+    (copy / "config.toml").write_text("rounds = ")
+    (copy / "model.safetensors").unlink()
+    answer = fedseal("export", copy, "--format", "torchscript", "--out", tmp_path / "new")
+    answer.refuses("config.toml is not valid TOML")
+
+
 def test_nan_weights(fedseal: Command, copy: Path, tmp_path: Path) -> None:
     path = copy / "model.safetensors"
     with safe_open(path, framework="pt") as file:

@@ -21,6 +21,7 @@ from fedseal.report.sections import (
 from fedseal.run_setup import RunSetup, images_are_elsewhere
 from fedseal.storage.checkpoint import memories_file
 from fedseal.storage.run_folder import checkpoint_file, checkpoint_fingerprint, require_run
+from fedseal.system.environment import set_up_process
 from fedseal.system.files import write_atomic
 from fedseal.system.machine import threads
 
@@ -46,6 +47,7 @@ def rewrite_report(folder: Path, path: Path | None = None) -> Path:
     """Writes the report of a run from the files in its folder, with images if they and the model are here."""
     require_run(folder)
     config = load_config(folder / "config.toml")
+    set_up_process(config.engine.arithmetic)  # features of images are stored by arithmetic
     if images_are_elsewhere(config) or not (folder / "model.safetensors").exists():
         return write_report(folder, None, MemoryStore(), path)
     setup = RunSetup(config, load_federation(config.data, config.seed)).with_features()

@@ -46,11 +46,8 @@ def export(
     if folder.exists():
         raise UserError(f"{folder} exists already: remove it, or choose another folder.")
     require_run(source)
-    classifier, config, summary = (
-        load(source, network),
-        load_config(source / "config.toml"),
-        read_summary(source),
-    )
+    config = load_config(source / "config.toml")  # it selects the arithmetic, before the model computes
+    classifier, summary = load(source, network), read_summary(source)
     model = classifier.model.requires_grad_(False)
     example = torch.zeros(2, classifier.channels, classifier.size, classifier.size, dtype=torch.uint8)
     try:
