@@ -36,7 +36,7 @@ from fedseal.cli import main
 from fedseal.config.load import list_presets, load_config
 from fedseal.system.checksums import verify_checksum
 from fedseal.system.environment import set_up_process
-from fedseal.system.logs import log, remove_logs, set_up_logs
+from fedseal.system.logs import remove_logs, set_up_logs
 from fedseal.training.train import train
 
 SECONDS = 120  # for a command; more is a hang, also on a busy machine
@@ -87,7 +87,6 @@ def run_here(words: list[str]) -> tuple[str, str]:
     try:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             set_up_logs()
-            log.propagate = False  # pytest cannot show names that are not UTF-8
             code = main.run_safely(lambda: main.app(words, prog_name="fedseal"))
             end = GOOD.get(code, f"exit code {code}")
     except HangError:
@@ -96,7 +95,6 @@ def run_here(words: list[str]) -> tuple[str, str]:
         end = f"traceback of {type(error).__name__}"
     finally:
         remove_logs()
-        log.propagate = True
         signal.alarm(0)
         signal.signal(signal.SIGALRM, former)
     output.seek(0)

@@ -141,6 +141,20 @@ def test_nothing_is_set_up_twice() -> None:
     assert log.level == logging.INFO
 
 
+def test_messages_are_not_printed_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    """MLflow logs to the root logger, which then prints on stderr whatever reaches it."""
+    root, handler = logging.getLogger(), logging.StreamHandler()
+    root.addHandler(handler)
+    try:
+        set_up_logs()
+        log.warning("once")
+        assert capsys.readouterr().err == "warning: once\n"
+    finally:
+        root.removeHandler(handler)
+    remove_logs()
+    assert log.propagate
+
+
 def test_rate_limit() -> None:
     limit = RateLimit(1000)
     assert [limit.allows(), limit.allows(), limit.allows(always=True), limit.allows()] == [
@@ -155,10 +169,7 @@ def test_durations(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
-def test_a_name_that_is_not_utf8_is_escaped_in_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log, "propagate", False)  # pytest itself cannot show it
+def test_a_name_that_is_not_utf8_is_escaped_in_the_file(tmp_path: Path) -> None:
     set_up_logs(long=True, quiet=True, file=tmp_path / "log")
     log.info("skipped %s", "caf\udce9.png")
     assert (tmp_path / "log").read_text("utf-8").endswith("info: skipped caf\\udce9.png\n")

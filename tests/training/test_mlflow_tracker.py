@@ -60,7 +60,11 @@ def test_a_store_that_cannot_be_used_is_named_before_training(
     words = ("train", "fmnist-lenet", "--out", tmp_path / "run", "--mlflow")
     fedseal(*words, tmp_path / "file", options=tiny).refuses("MLflow cannot use", "file'")
     fedseal(*words, "nonsense://here", options=tiny).refuses("MLflow cannot use 'nonsense://here'")
+    (tmp_path / "photos" / "holiday").mkdir(parents=True)
+    answer = fedseal(*words, tmp_path / "photos", options=tiny)
+    answer.refuses("photos is no MLflow store, because it holds the folder holiday: give a new folder.")
     assert not (tmp_path / "run").exists()
+    assert [path.name for path in (tmp_path / "photos").iterdir()] == ["holiday"]
 
 
 def test_a_store_that_fails_later_does_not_end_the_run(

@@ -43,6 +43,7 @@ def set_up_logs(
         handlers.append(open_log_file(file))
     remove_logs()
     log.setLevel(logging.INFO)
+    log.propagate = False  # other packages may send what reaches the root logger to the terminal as well
     for handler in handlers:
         handler.setFormatter(JsonFormatter() if json_lines else TextFormatter())
         log.addHandler(handler)
@@ -50,6 +51,7 @@ def set_up_logs(
 
 def remove_logs() -> None:
     """Undoes `set_up_logs`."""
+    log.propagate = True
     for handler in [h for h in log.handlers if isinstance(h, ConsoleHandler | LogFile)]:
         log.removeHandler(handler)
         handler.close()

@@ -34,6 +34,10 @@ class MLflow:
         self.where, self.config, self.folder = where, config, folder
         self.run_id, self.logged, self.failed = "", 0, False
         uri = where if "://" in where else Path(where).resolve().as_uri()
+        if "://" not in where and (other := _find_other(Path(where))):
+            raise UserError(
+                f"{where} is no MLflow store, because it holds the folder {other}: give a new folder."
+            )
         try:
             self.client = mlflow.MlflowClient(uri)
             found = self.client.get_experiment_by_name(EXPERIMENT)
@@ -99,6 +103,14 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + name] = value
     return flat
+
+
+def _find_other(folder: Path) -> str:
+    """The name of a subfolder by which a folder is no store of MLflow; empty for a store and a new folder."""
+    if not folder.is_dir() or (folder / ".trash").is_dir():  # MLflow creates it in each store
+        return ""
+    others = (path.name for path in sorted(folder.iterdir()) if path.is_dir() and path.name[0] != ".")
+    return next((name for name in others if not (folder / name / "meta.yaml").exists()), "")
 
 
 def _first_line(error: Exception) -> str:
