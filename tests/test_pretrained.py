@@ -1,5 +1,6 @@
 """Pretrained weights from files, and EfficientNet-Lite0."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,14 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=text):
             load_weights(lenet(), path)
 
-    refuse(tmp_path / "missing.pth", "Cannot read .*missing.pth")
+    for name in ("missing.pth", "missing.safetensors"):
+        refuse(tmp_path / name, rf"Cannot read model.weights = .*{name} \(No such file or directory\)")
+        (tmp_path / f"folder-{name}").mkdir()
+        refuse(tmp_path / f"folder-{name}", r"Cannot read .* \(Is a directory\): check the path")
+        os.mkfifo(tmp_path / f"fifo-{name}")  # opening it would wait for ever
+        refuse(tmp_path / f"fifo-{name}", r"Cannot read .* \(not a regular file\): check the path")
+    torch.save({"conv1.bias": torch.ones(6).to_sparse()}, tmp_path / "sparse.pth")
+    refuse(tmp_path / "sparse.pth", "has the sparse or quantised tensor 'conv1.bias': save it as a plain one")
     (tmp_path / "text.pth").write_text("no weights")
     refuse(tmp_path / "text.pth", "no weights that can be read safely")
     (tmp_path / "text.safetensors").write_text("no weights")

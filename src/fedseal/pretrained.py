@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedseal.config.sections import ModelSettings
 from fedseal.errors import UserError
+from fedseal.system.files import require_regular
 from fedseal.system.lazy import import_object
 from fedseal.weights import Tensors, all_finite
 
@@ -66,6 +67,8 @@ def load_weights(network: nn.Module, path: Path) -> str:
 def read_tensors(path: Path) -> Tensors:
     """The tensors in a safetensors file, or in a PyTorch file, which is read without unpickling code."""
     try:
+        require_regular(path)
+        path.open("rb").close()  # safetensors does not say why it cannot open a file
         loaded: Any = (
             load_file(path)
             if path.suffix == ".safetensors"
@@ -85,9 +88,16 @@ def read_tensors(path: Path) -> Tensors:
     if not isinstance(loaded, dict):
         raise _no_weights(path)
     tensors = {str(name): value for name, value in loaded.items() if isinstance(value, Tensor)}
+    if name := next((name for name, value in tensors.items() if not _is_plain(value)), ""):
+        raise UserError(f"{path} has the sparse or quantised tensor '{name}': save it as a plain one.")
     if not all_finite(tensors):
         raise UserError(f"{path} has NaN or infinite weights: give another file.")
     return tensors
+
+
+def _is_plain(value: Tensor) -> bool:
+    unusual = value.is_quantized or value.is_nested or value.is_meta
+    return value.layout == torch.strided and not unusual
 
 
 def _no_weights(path: Path) -> UserError:
