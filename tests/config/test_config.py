@@ -126,8 +126,8 @@ def test_fingerprint_covers_strong_augmentation_at_the_server() -> None:
         ("server-sl.theta", 0.1, "demo: unknown key 'server-sl.theta'"),
         ("rounds", "many", "demo: 'rounds' is 'many', but it should be a valid integer"),
         ("rounds", 2.5, "demo: 'rounds' is 2.5, but it should be a valid integer"),
-        ("data", 5, "demo: 'data' is 5, but it should be a valid dictionary"),
-        ("fedseal", 5, "demo: 'fedseal' is 5, but it should be a valid dictionary"),
+        ("data", 5, "demo: 'data' is 5, but must be a section with keys of its own."),
+        ("fedseal", 5, "demo: 'fedseal' is 5, but must be a section with keys of its own."),
         (
             "fedseal.ensemble",
             "perhaps",
@@ -158,6 +158,14 @@ def test_error_names_the_bad_key(key: str, value: object, sentence: str) -> None
     with pytest.raises(UserError) as error:
         load_config("demo", {key: value})
     assert sentence in str(error.value) and "\n" not in str(error.value)
+
+
+def test_option_of_a_method_without_a_default(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("from fedseal.methods.fedseal import FedSEAL\nclass Own(FedSEAL):\n    mu: float\n")
+    with pytest.raises(UserError) as error:
+        load_config("demo", {"method": f"{file}:Own"})
+    assert str(error.value) == "demo: 'Own.mu' has no default: set Own.mu."
 
 
 def test_folders_need_a_path_and_accept_no_counts() -> None:

@@ -70,6 +70,29 @@ def test_missing_file_and_binary_file(tmp_path: Path) -> None:
         load_config(path)
 
 
+def test_file_that_starts_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "windows.toml"
+    path.write_text('extends = "demo"\nrounds = 7\n', "utf-8-sig")
+    assert load_config(path).rounds == 7
+
+
+def test_long_chain_of_files(tmp_path: Path) -> None:
+    write(tmp_path / "0.toml", 'extends = "demo"\n')
+    for number in range(1, 1200):
+        write(tmp_path / f"{number}.toml", f'extends = "{number - 1}.toml"\n')
+    assert load_config(tmp_path / "40.toml") == load_config("demo")
+    last = tmp_path / "1199.toml"
+    with pytest.raises(UserError) as error:
+        load_config(last)
+    assert str(error.value) == f"{last} extends more than 50 files in a row: join some of them."
+
+
+@pytest.mark.parametrize("key", ["method", "model.name"])
+def test_null_character_in_a_path(key: str) -> None:
+    with pytest.raises(UserError, match=r"demo: 'my\\x00file.py:name' has a null character"):
+        load_config("demo", {key: "my\0file.py:name"})
+
+
 def test_error_names_the_unknown_preset() -> None:
     with pytest.raises(
         UserError, match=r"There is no preset 'fmnist-lnet' \(did you mean 'fmnist-lenet'\?\)"

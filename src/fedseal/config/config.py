@@ -214,6 +214,10 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
             assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
             model = annotation
         return f"unknown key '{key}'{did_you_mean(path[-1], model.model_fields)}."
+    if first["type"] == "missing":
+        return f"'{key}' has no default: set {key}."
+    if first["type"] == "model_type":
+        return f"'{key}' is {first['input']!r}, but must be a section with keys of its own."
     if first["type"] == "value_error":
         return f"in '{key}', {first['ctx']['error']}."
     message = first["msg"][0].lower() + first["msg"][1:]

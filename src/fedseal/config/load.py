@@ -13,6 +13,7 @@ from fedseal.system.environment import set_up_process
 from fedseal.system.own_code import make_absolute, split_path
 
 PRESETS = resources.files("fedseal.config") / "presets"
+MAX_EXTENDED = 50
 
 
 def load_config(source: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> Config:
@@ -22,6 +23,8 @@ def load_config(source: str | os.PathLike[str], overrides: Mapping[str, Any] | N
         _put(raw, key, value)
     for section, key in ((raw, "method"), (raw.get("model"), "name")):
         if isinstance(section, dict) and isinstance(section.get(key), str) and split_path(section[key]):
+            if "\0" in section[key]:
+                raise UserError(f"{source}: {section[key]!r} has a null character: give the path of a file.")
             section[key] = make_absolute(section[key])
             engine = raw.get("engine")  # a file of your own may compute when it is loaded
             set_up_process(engine.get("arithmetic", "portable") if isinstance(engine, dict) else "portable")
@@ -55,13 +58,15 @@ def _read(source: str | os.PathLike[str], below: tuple[Path, ...] = ()) -> dict[
     path = Path(source)
     if path.is_file() and path.resolve() in below:
         raise UserError(f"{source} extends itself through {below[-1]}: remove one 'extends'.")
+    if len(below) > MAX_EXTENDED:
+        raise UserError(f"{below[0]} extends more than {MAX_EXTENDED} files in a row: join some of them.")
     if path.suffix == ".toml" or path.is_file():
         if not path.is_file():
             raise UserError(
                 f"There is no configuration file {path}; 'fedseal presets' lists the built-in ones."
             )
         try:
-            text, base = path.read_text("utf-8"), path.parent
+            text, base = path.read_text("utf-8-sig"), path.parent
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
             raise UserError(f"Cannot read {source} ({reason}): give a TOML file.") from error
