@@ -186,6 +186,11 @@ def test_too_few_images_are_an_error_with_numbers_and_keys(count):
         count(3, 100, np.full(10, 29))
 
 
+def test_too_many_clients_are_refused_before_anything_is_drawn():
+    with pytest.raises(UserError, match="1000000000 clients with 1 images each"):
+        dirichlet_counts(10**9, 1, 0.3, np.full(10, 29), rng=None)
+
+
 @given(demands(), seeds)
 def test_no_image_is_assigned_twice(demand, seed):
     clients, each, available = demand

@@ -28,6 +28,7 @@ def dirichlet_counts(
     clients: int, each: int, alpha: float, available: Ints, rng: np.random.Generator
 ) -> Ints:
     """Client k draws its class mix p_k ~ Dir(alpha): the smaller alpha, the fewer classes it has."""
+    _require(clients, each, available)
     # Gamma(a) = Gamma(a + 1) U^(1/a), in logarithms: for small a, all gammas of a row could underflow to 0.
     shape = (clients, len(available))
     logs = np.log(rng.standard_gamma(alpha + 1, shape)) + np.log1p(-rng.random(shape)) / alpha
