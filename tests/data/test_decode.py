@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from PIL import Image
 from fedseal.data import decode
 from fedseal.data.decode import MAX_PIXELS, decode_image, decode_images, failure_reason
 from fedseal.errors import UserError
+from fedseal.system.environment import set_up_process
 
 GREY = np.array([[0, 255, 4095], [4096, 32768, 65535]], np.uint16)
 
@@ -75,6 +77,17 @@ def test_12_bits_are_scaled_to_8() -> None:
 def test_unknown_ranges_are_refused(file: bytes, reason: str) -> None:
     with pytest.raises(UserError, match=f"{reason}: convert it to 8 or 16 bits"):
         decode_image(file, 12, 1)
+
+
+def test_transparent_palettes_do_not_warn() -> None:
+    image = Image.new("P", (8, 8))
+    image.putpalette(bytes(range(9)))
+    file = io.BytesIO()
+    image.save(file, "PNG", transparency=bytes([0, 128, 255]))
+    with warnings.catch_warnings(record=True) as caught:
+        set_up_process()
+        assert decode_image(file.getvalue(), 8, 3).shape == (3, 8, 8)
+    assert not caught
 
 
 def test_special_files_are_no_images(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def set_up_process(arithmetic: str | None = None) -> None:
     """Prepares this process, and those that it starts: Flower, MLflow, and the arithmetic if it is given."""
     os.environ |= {**MLFLOW, **os.environ, **FLOWER}
     warnings.filterwarnings("ignore", "Image size .* exceeds limit")  # such an image is refused by name
+    warnings.filterwarnings("ignore", "Palette images with Transparency")  # transparency is not used
     if arithmetic is not None:
         use_arithmetic(arithmetic)
 
