@@ -185,6 +185,19 @@ def test_evaluate_refuses_anything_but_a_finished_run(fedseal: Command, copy: Pa
     fedseal("evaluate", copy).refuses(f"There is no model {copy / 'model.safetensors'}")
 
 
+def test_files_of_a_run_that_cannot_be_read_are_not_called_damaged(fedseal: Command, copy: Path) -> None:
+    for name in ("summary.json", "model.safetensors"):
+        (copy / name).rename(copy / f"former-{name}")
+        (copy / name).mkdir()
+        reason = f"Cannot read {copy / name} (Is a directory): check the file, then try again."
+        fedseal("evaluate", copy).refuses(reason)
+        (copy / name).rmdir()
+        (copy / f"former-{name}").rename(copy / name)
+    (copy / "summary.json").unlink()
+    (copy / "summary.json").mkdir()
+    fedseal("report", copy).refuses(f"Cannot read {copy / 'summary.json'} (Is a directory)")
+
+
 def test_evaluate_refuses_changed_data(
     fedseal: Command, own: dict[str, Any], shapes: Path, tmp_path: Path
 ) -> None:

@@ -40,9 +40,13 @@ class Run:
         path = folder / "summary.json"
         try:
             summary = read_summary_file(path)
-        except (OSError, ValueError) as error:
+        except (FileNotFoundError, ValueError) as error:
             raise UserError(
                 f"{folder} does not contain a finished run: its summary.json is missing or damaged."
+            ) from error
+        except OSError as error:
+            raise UserError(
+                f"Cannot read {path} ({error.strerror}): check the file, then try again."
             ) from error
         events = read_rounds_until(folder, summary["rounds"])
         logged = read_events(folder / "events.jsonl")

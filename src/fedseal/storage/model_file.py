@@ -90,7 +90,9 @@ def load(run: str | os.PathLike[str], network: str | os.PathLike[str] | None = N
             raise ValueError("the weights are those of another network")
         weights.set_weights(model, values)
         calibration = read_calibration(about["calibration"]) if "calibration" in about else None
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except OSError as error:
+        raise UserError(f"Cannot read {path} ({error.strerror}): check the file, then try again.") from error
+    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"{path} is damaged, or not a fedseal model ({type(error).__name__}).") from error
     if not weights.all_finite(values):
         raise UserError(f"{path} has NaN or infinite weights: train it again with a lower learning rate.")

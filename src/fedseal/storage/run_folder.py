@@ -159,5 +159,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     path = folder / "summary.json"
     try:
         return read_summary_file(path)
-    except (OSError, ValueError) as error:
+    except (FileNotFoundError, ValueError) as error:
         raise UserError(f"{path} is missing or damaged: finish the run with --resume.") from error
+    except OSError as error:
+        raise UserError(f"Cannot read {path} ({error.strerror}): check the file, then try again.") from error
