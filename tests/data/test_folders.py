@@ -6,7 +6,7 @@ import os
 import shutil
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -380,15 +380,22 @@ def test_files_beside_the_folders_of_clients_are_named(data: Path, caplog: pytes
     assert f"skipped {stray}: not in the folder of a client" in caplog.text
 
 
-def test_a_subfolder_that_cannot_be_read_is_refused(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    locked, real = str(data / "clients" / "ward-1" / "deeper"), os.scandir
+@pytest.mark.parametrize("folder", ["clients", "clients/ward-1", "clients/ward-1/deeper"])
+def test_a_folder_that_cannot_be_read_is_refused(
+    data: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    locked = str(data / folder)
 
-    def scan(path: Any = ".") -> Any:
-        if str(path) == locked:
-            raise PermissionError(errno.EACCES, "Permission denied", locked)
-        return real(path)
+    def lock(real: Callable[..., Any]) -> Callable[..., Any]:
+        def scan(path: Any = ".") -> Any:
+            if str(path) == locked:
+                raise PermissionError(errno.EACCES, "Permission denied", locked)
+            return real(path)
 
-    monkeypatch.setattr(os, "scandir", scan)
+        return scan
+
+    for name in ("listdir", "scandir"):  # of pathlib and of os.walk
+        monkeypatch.setattr(os, name, lock(getattr(os, name)))
     with pytest.raises(UserError) as caught:
         read(data)
     expected = f"Cannot read {locked} (Permission denied): check the folder, then try again."

@@ -192,13 +192,24 @@ def require_image(folder: Path) -> None:
 def _subfolders(folder: Path) -> list[str]:
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}: check the path.")
-    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and _is_own(path.name))
+    try:
+        names = sorted(path.name for path in folder.iterdir() if path.is_dir() and _is_own(path.name))
+    except OSError as error:
+        _refuse_folder(error)
+        raise
     for name in names:
         try:
             name.encode()
         except UnicodeEncodeError:
             raise UserError(f"The name of the folder {folder / name} is not UTF-8: rename it.") from None
     return names
+
+
+def _refuse_folder(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):  # it has just been removed
+        raise UserError(
+            f"Cannot read {error.filename} ({error.strerror}): check the folder, then try again."
+        ) from error
 
 
 def _is_own(name: str) -> bool:
@@ -210,15 +221,8 @@ def list_files(folder: Path) -> list[Path]:
 
     A link to a folder is one of them: it is not followed, and decoding names it.
     """
-
-    def refuse(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):  # it has just been removed
-            raise UserError(
-                f"Cannot read {error.filename} ({error.strerror}): check the folder, then try again."
-            ) from error
-
     found = []
-    for where, subfolders, names in os.walk(folder, onerror=refuse):
+    for where, subfolders, names in os.walk(folder, onerror=_refuse_folder):
         subfolders[:] = filter(_is_own, subfolders)
         links = [name for name in subfolders if Path(where, name).is_symlink()]
         found += [Path(where, name) for name in [*filter(_is_own, names), *links]]
