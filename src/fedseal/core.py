@@ -218,7 +218,7 @@ class Method(Settings, ABC):
         """Step 3, at a client: trains; returns the reply and the client's new memory."""
 
     def takes_part(self, reply: Packet) -> bool:
-        """At a client: whether its model enters the average; its counts always do."""
+        """Whether a reply's model enters the average; its counts always do."""
         return True
 
     @abstractmethod

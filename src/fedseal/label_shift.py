@@ -6,6 +6,7 @@ model, finds the class mix that explains them best, and predicts and labels with
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,6 +45,21 @@ class Calibration:
             "mix": self.mix,
             "images": torch.tensor(self.images),
         }
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "temperature": self.temperature,
+            "bias": self.bias.tolist(),
+            "mix": self.mix.tolist(),
+            "images": self.images,
+        }
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> "Calibration":
+        """The inverse of `to_dict`."""
+        bias, mix = (torch.tensor(found[key], dtype=torch.float64) for key in ("bias", "mix"))
+        return cls(float(found["temperature"]), bias, mix, int(found["images"]))
 
     @classmethod
     def from_tensors(cls, group: Mapping[str, Tensor]) -> "Calibration":

@@ -6,7 +6,7 @@ with standard deviation σ·C on the sum is the Gaussian mechanism with noise mu
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -58,7 +58,7 @@ class LocalPrivacy(PrivateAggregation):
         return add_update(received, noisy_mean([update], received, self.noise * self.clip, 1))
 
 
-def private_aggregation(settings: PrivacySettings, aggregate: AggregateSettings) -> Aggregation:
+def make_aggregation(settings: PrivacySettings, aggregate: AggregateSettings) -> Aggregation:
     """The aggregation of the sections `[privacy]` and `[aggregate]`."""
     if settings.mode == "none":
         return Aggregation(aggregate)
@@ -135,27 +135,26 @@ def spent_epsilon(noise: float, uploads: int, delta: float) -> float:
         return 0.0
     if not noise:
         return math.inf
-    sigma, high = noise / math.sqrt(uploads), 1.0
+    sigma = noise / math.sqrt(uploads)
     if gaussian_delta(0.0, sigma) <= delta:
         return 0.0
-    while gaussian_delta(high, sigma) > delta:
-        high *= 2
-    low = 0.0
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if gaussian_delta(middle, sigma) > delta else (low, middle)
-    return high
+    return _smallest(lambda epsilon: gaussian_delta(epsilon, sigma) <= delta)
 
 
 def needed_noise(epsilon: float, uploads: int, delta: float) -> float:
     """The smallest noise multiplier with which this number of uploads spends at most ε > 0."""
+    return _smallest(lambda sigma: gaussian_delta(epsilon, sigma) <= delta) * math.sqrt(uploads)
+
+
+def _smallest(fits: Callable[[float], bool]) -> float:
+    """The smallest positive number that fits, if all larger ones do."""
     low, high = 0.0, 1.0
-    while gaussian_delta(epsilon, high) > delta:
+    while not fits(high):
         high *= 2
     for _ in range(STEPS):
         middle = (low + high) / 2
-        low, high = (middle, high) if gaussian_delta(epsilon, middle) > delta else (low, middle)
-    return high * math.sqrt(uploads)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
 
 
 def gaussian_delta(epsilon: float, sigma: float) -> float:

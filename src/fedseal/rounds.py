@@ -62,7 +62,7 @@ def rounds(
     names: Sequence[str],
     evaluate: Callable[[Packet], dict[str, float]],
     resume: Progress | None = None,
-    spend: Callable[[int, Sequence[int]], dict[str, float]] = lambda t, asked: {},
+    spend: Callable[[int, Sequence[int]], dict[str, float]] | None = None,
 ) -> Iterator[Event]:
     """Runs the configured method round after round; `names` are the clients' names.
 
@@ -84,7 +84,7 @@ def rounds(
         state, requests = check_server_round(method.server_round(current, state, server), current, config)
         check_finite(state, t, config)
         trained = [k for k, request in requests.items() if request.trains]
-        spent = spend(t, trained)
+        spent = spend(t, trained) if spend else {}
         clock.lap("server")
 
         # Steps 2 to 4: the model goes out, clients train, their models come back.

@@ -29,7 +29,7 @@ from fedseal.features import Extractor, Features, FeatureViews, extract
 from fedseal.frozen import Head, make_backbone
 from fedseal.learn import train_supervised
 from fedseal.models import MODELS, PRETRAINED, Network, build_network
-from fedseal.privacy import private_aggregation
+from fedseal.privacy import make_aggregation
 from fedseal.system.machine import find_device
 from fedseal.weights import Tensors
 
@@ -60,7 +60,7 @@ class RunSetup:
 
     def aggregation(self) -> Aggregation:
         """What clients upload, and what the server makes of it."""
-        return private_aggregation(self.config.privacy, self.config.aggregate)
+        return make_aggregation(self.config.privacy, self.config.aggregate)
 
     def with_features(self, *, progress: bool = False) -> "RunSetup":
         """With `model.freeze`, the same setup with the features of all images: from the disk, or computed."""

@@ -327,7 +327,7 @@ def test_checkpoint_of_other_data_is_refused(
     (shapes / "clients" / "north" / "circle-0.png").unlink()
     before = contents(run)
     answer = fedseal("train", "folders", "--out", run, "--resume", options=own | {"rounds": 3})
-    answer.refuses(f"{run / 'checkpoint' / 'state.safetensors'} belongs to another configuration, other data,")
+    answer.refuses(f"{run / 'checkpoint' / 'state.safetensors'} belongs to another configuration, other data")
     assert contents(run) == before
 
 

@@ -158,8 +158,8 @@ def test_description_has_classes_input_and_calibration(exports: dict[str, Path],
     assert about["calibration"]["mix"] == model.calibration.mix.tolist()
 
 
-def test_a_repeated_export_gives_the_same_bytes(exports: dict[str, Path]) -> None:
-    """The archive has no dates."""
+def test_the_archive_has_no_dates(exports: dict[str, Path]) -> None:
+    """So a repeated export gives the same bytes."""
     with zipfile.ZipFile(exports["torchscript"] / "model.pt") as archive:
         assert {entry.date_time for entry in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
 

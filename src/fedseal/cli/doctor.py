@@ -4,7 +4,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -79,7 +79,7 @@ def examine(keys: Path | None, port: int | None) -> Iterator[Finding]:
     yield find_disk("disk, data cache", cache.root(), "set FEDSEAL_DATA to another folder")
     yield find_disk("disk, this folder", Path.cwd(), "train in another folder")
     yield find_data()
-    yield from find_port(port)
+    yield find_port(port)
     if keys is not None:
         yield from find_keys(keys)
 
@@ -152,12 +152,14 @@ def find_data() -> Finding:
     return "ok", "data", ", ".join(found)
 
 
-def find_port(port: int | None) -> Iterator[Finding]:
+def find_port(port: int | None) -> Finding:
     """Whether `fedseal serve` can listen. Without --port, a busy port is no obstacle to training."""
     number = port or DEFAULT_PORT
-    yield _attempt(
-        "port", lambda: check_port("0.0.0.0", number), f"{number} is free", "fail" if port else "note"
-    )
+    try:
+        check_port("0.0.0.0", number)
+    except UserError as error:
+        return "fail" if port else "note", "port", str(error)
+    return "ok", "port", f"{number} is free"
 
 
 def find_keys(folder: Path) -> Iterator[Finding]:
@@ -176,11 +178,3 @@ def find_keys(folder: Path) -> Iterator[Finding]:
     else:
         yield "ok", "certificates", f"valid until {until:%Y-%m-%d} for {', '.join(hosts)}"
     yield "ok", "client keys", ", ".join(names)
-
-
-def _attempt(name: str, check: Callable[[], None], text: str, otherwise: Verdict) -> Finding:
-    try:
-        check()
-    except UserError as error:
-        return otherwise, name, str(error)
-    return "ok", name, text

@@ -6,7 +6,6 @@ A process holds a shared lock on the folder of a pool as long as it uses the poo
 import errno
 import hashlib
 import json
-import logging
 import math
 import os
 import re
@@ -25,8 +24,7 @@ import numpy as np
 from fedseal.data.pool import Pixels, Pool, PoolPixels, SegmentedPixels
 from fedseal.errors import UserError
 from fedseal.system.files import lock_folder, lock_if_unused, make_private
-
-log = logging.getLogger("fedseal")
+from fedseal.system.logs import log
 
 FORMAT = 1  # raise it when the stored content changes; older caches are then rebuilt
 # Keys from `own_images_key`, and features of images.

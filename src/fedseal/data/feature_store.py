@@ -6,7 +6,6 @@ A segment is an array of features and an index, which has the images' hashes and
 import hashlib
 import io
 import json
-import logging
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +16,7 @@ import numpy.typing as npt
 
 from fedseal.data.pool import Ints, PoolPixels
 from fedseal.system.files import write_atomic
-
-log = logging.getLogger("fedseal")
+from fedseal.system.logs import log
 
 Halves = npt.NDArray[np.float16]
 

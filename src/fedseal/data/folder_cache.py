@@ -1,7 +1,6 @@
 """Image folders in the cache: from the list of their files to a pool."""
 
 import errno
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +11,7 @@ from fedseal.data import cache
 from fedseal.data.pool import Ints, Pool
 from fedseal.data.segments import Decode, write_segments
 from fedseal.errors import UserError
-
-log = logging.getLogger("fedseal")
+from fedseal.system.logs import log
 
 
 class NoImageError(UserError):

@@ -3,7 +3,6 @@
 `test/<class>/…` and `validation/<class>/…` are optional.
 """
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,9 +16,8 @@ from fedseal.data.decode import decode_image, decode_images, failure_reason, is_
 from fedseal.data.folder_cache import Listing, NoImageError, cache_folders
 from fedseal.data.pool import Pixels, Pool, PoolPart
 from fedseal.errors import UserError
+from fedseal.system.logs import log
 from fedseal.system.progress import progress_bar
-
-log = logging.getLogger("fedseal")
 
 DEFAULT_SIZE = 32
 DEFAULT_CHANNELS = 3

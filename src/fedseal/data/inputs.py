@@ -1,6 +1,5 @@
 """Images to predict: files, folders of files, images of Pillow and NumPy arrays."""
 
-import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,9 +12,8 @@ from fedseal.data.decode import ImageSource, decode_images, failure_reason
 from fedseal.data.folders import PROGRESS_FROM, list_files
 from fedseal.data.pool import Pixels
 from fedseal.errors import UserError
+from fedseal.system.logs import log
 from fedseal.system.progress import progress_bar
-
-log = logging.getLogger("fedseal")
 
 GivenImage = str | os.PathLike[str] | Image.Image | Pixels
 NAMED = 10  # skipped files that are named; the others are counted

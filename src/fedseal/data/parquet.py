@@ -1,7 +1,6 @@
 """Images in Parquet files, in the layout of the Hugging Face Hub."""
 
 import json
-import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from fedseal.data.decode import decode_images
 from fedseal.data.pool import Pixels, Pool, PoolPart, join_parts
 from fedseal.errors import UserError
 from fedseal.system.lazy import LazyModule
+from fedseal.system.logs import log
 from fedseal.system.machine import limited_memory
 from fedseal.system.progress import progress_bar
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 else:  # it starts a thread, which a process that workers are forked from must not have
     pa, pq = LazyModule("pyarrow"), LazyModule("pyarrow.parquet")
 
-log = logging.getLogger("fedseal")
 
 PARTS = ("train", "validation", "test")
 

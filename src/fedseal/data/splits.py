@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,8 +11,7 @@ from fedseal.config.sections import DataSettings
 from fedseal.data import partition
 from fedseal.data.pool import BLOCK, Federation, Ints, Pool
 from fedseal.errors import UserError
-
-log = logging.getLogger("fedseal")
+from fedseal.system.logs import log
 
 
 def split(pool: Pool, data: DataSettings, seed: int) -> Federation:

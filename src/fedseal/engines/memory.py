@@ -5,7 +5,6 @@ follow the images by content, whatever their file names and order.
 """
 
 import hashlib
-import logging
 from collections import defaultdict, deque
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +16,7 @@ from torch import Tensor
 from fedseal.core import Images, Packet, Participant
 from fedseal.system.checksums import add_checksum, verify_checksum
 from fedseal.system.files import read_file, write_atomic
-
-log = logging.getLogger("fedseal")
+from fedseal.system.logs import log
 
 PER_IMAGE = "images"  # the group whose tensors have one row per image
 HASHES = "hashes"  # the group with the images' hashes

@@ -19,7 +19,6 @@ Differences from the original:
 - Networks with BatchNorm are refused.
 """
 
-import logging
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
@@ -34,9 +33,8 @@ from fedseal.learn import Batch, fit, learning_rate, predict, train_supervised
 from fedseal.losses import agreed_labels, consistency_loss
 from fedseal.models import refuse_batch_norm
 from fedseal.paper import positive_loss
+from fedseal.system.logs import log
 from fedseal.weights import Tensors
-
-log = logging.getLogger("fedseal")
 
 
 class FedMatch(Method):

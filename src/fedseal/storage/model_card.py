@@ -51,13 +51,7 @@ def describe(classifier: Classifier, format: str, file: str) -> dict[str, Any]:
             "preparation": _preparation(size, channels),
         },
         "output": {"name": "logits", "type": "float32", "shape": ["n", len(classifier.classes)]},
-        "calibration": calibration
-        and {
-            "temperature": calibration.temperature,
-            "bias": calibration.bias.tolist(),
-            "mix": calibration.mix.tolist(),
-            "images": calibration.images,
-        },
+        "calibration": calibration and calibration.to_dict(),
     }
 
 

@@ -3,12 +3,9 @@
 import json
 import os
 import tomllib
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
@@ -44,12 +41,7 @@ def save_model(path: Path, values: weights.Tensors, setup: RunSetup) -> None:
         "size": pool.pixels.shape[2],
         "mean": values[f"{prefix}mean"].flatten().tolist(),
         "std": values[f"{prefix}std"].flatten().tolist(),
-        "calibration": {
-            "temperature": calibration.temperature,
-            "bias": calibration.bias.tolist(),
-            "mix": calibration.mix.tolist(),
-            "images": calibration.images,
-        },
+        "calibration": calibration.to_dict(),
         "version": version("fedseal"),
     }
     write_atomic(path, add_checksum(save_safetensors(values, {"fedseal": json.dumps(about)})))
@@ -89,7 +81,7 @@ def load(run: str | os.PathLike[str], network: str | os.PathLike[str] | None = N
         if not weights.same_layout(values, model.state_dict()):
             raise ValueError("the weights are those of another network")
         weights.set_weights(model, values)
-        calibration = read_calibration(about["calibration"]) if "calibration" in about else None
+        calibration = Calibration.from_dict(about["calibration"]) if "calibration" in about else None
     except OSError as error:
         raise UserError(f"Cannot read {path} ({error.strerror}): check the file, then try again.") from error
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -120,9 +112,3 @@ def _check_network(path: Path, name: str, network: str | os.PathLike[str] | None
 def trained_weights(model: Network | FrozenNetwork) -> weights.Tensors:
     """The weights that training has changed: with `model.freeze`, those of the last layer."""
     return weights.get_weights(model.head if isinstance(model, FrozenNetwork) else model)
-
-
-def read_calibration(about: Mapping[str, Any]) -> Calibration:
-    """The calibration in the header of a model file."""
-    bias, mix = (torch.tensor(about[key], dtype=torch.float64) for key in ("bias", "mix"))
-    return Calibration(float(about["temperature"]), bias, mix, int(about["images"]))

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -110,15 +110,13 @@ def clients(replies: Mapping[str, int], left_out: Events) -> str:
     problems = {event["client"]: event for event in left_out}
     if not replies and not problems:
         return "<p>No client has replied yet.</p>"
-    number: dict[str, int] = {}
-    for event in left_out:
-        number[event["client"]] = number.get(event["client"], 0) + 1
+    number = Counter(event["client"] for event in left_out)
     rows = [["client", "last reply", "times left out", "last reason"]]
-    for name in sorted({**replies, **problems}, key=lambda name: (-number.get(name, 0), name))[:MAX_CLIENTS]:
+    for name in sorted({**replies, **problems}, key=lambda name: (-number[name], name))[:MAX_CLIENTS]:
         reply = f"round {replies[name]}" if name in replies else "–"
         problem = problems.get(name)
         reason = f"round {problem['t']}: {problem['reason']}" if problem else ""
-        rows.append([name, reply, str(number.get(name, 0)), reason])
+        rows.append([name, reply, str(number[name]), reason])
     return table(rows)
 
 

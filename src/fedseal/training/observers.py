@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -205,13 +204,7 @@ class ProgressBar:
             title, total=rounds, completed=done, status="", visible=False
         )
         self.clients_task = self.progress.add_task("  clients", visible=False, status="")
-
-    def __enter__(self) -> Self:
         self.progress.start()
-        return self
-
-    def __exit__(self, *exception: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self.close()
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, PreparationStep):

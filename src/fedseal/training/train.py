@@ -174,8 +174,7 @@ def _train(
             *further,
         ]
         if (console.is_terminal or console.is_jupyter) and not console.quiet:
-            bar = ProgressBar(config.method, config.rounds, done, console, method.titles)
-            observers.append(stack.enter_context(bar))
+            observers.append(ProgressBar(config.method, config.rounds, done, console, method.titles))
         for observer in observers:
             stack.callback(observer.close)
         first, number = done + 1, len(setup.federation.names)
@@ -184,8 +183,8 @@ def _train(
         progress_log.info(words, config.method, first, config.rounds, number, folder, extra=extra)
         progress, evaluate = resumed.progress if resumed else None, Evaluator(setup, server)
         state = progress.state if progress else Packet()
-        spend = {"spend": ledger.spend} if ledger else {}
-        for event in rounds(config, server, engine, setup.federation.names, evaluate, progress, **spend):
+        spend = ledger.spend if ledger else None
+        for event in rounds(config, server, engine, setup.federation.names, evaluate, progress, spend):
             with defer_interrupts():
                 for observer in observers:
                     observer(event)
