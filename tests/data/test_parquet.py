@@ -58,13 +58,13 @@ def test_own_parquet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     write_parquet(folder / "train-0.parquet", [png(1), png(2)], [0, 1], ["no", "yes"], image="img")
     write_parquet(folder / "train-1.parquet", [png(3)], [1], image="img")
     write_parquet(folder / "test-0.parquet", [png(4)], [0], image="img")
-    write_parquet(folder / "validation-0.parquet", [png(5)], [1], image="img")
+    write_parquet(folder / "validation-0.parquet", [png(5)], [1], image="img")  # not used
     pool = read_parquet(folder)
-    assert pool.pixels[:, 0, 0, 0].tolist() == [1, 2, 3, 5, 4] and pool.labels.tolist() == [0, 1, 1, 1, 0]
-    assert pool.parts == {"train": range(3), "validation": range(3, 4), "test": range(4, 5)}
+    assert pool.pixels[:, 0, 0, 0].tolist() == [1, 2, 3, 4] and pool.labels.tolist() == [0, 1, 1, 0]
+    assert pool.parts == {"train": range(3), "test": range(3, 4)}
     assert pool.classes == ("no", "yes") and pool.flips is False and pool.name == "parquet"
     larger = read_parquet(folder, size=16, channels=3)
-    assert larger.pixels.shape == (5, 3, 16, 16)
+    assert larger.pixels.shape == (4, 3, 16, 16)
     monkeypatch.setattr(parquet, "read_parts", lambda *_: pytest.fail("decoded again"))
     assert np.array_equal(read_parquet(folder).pixels, pool.pixels)
 

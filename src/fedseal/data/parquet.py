@@ -24,7 +24,7 @@ else:  # it starts a thread, which a process that workers are forked from must n
     pa, pq = LazyModule("pyarrow"), LazyModule("pyarrow.parquet")
 
 
-PARTS = ("train", "validation", "test")
+PARTS = ("train", "test")
 
 # A file of a few kilobytes can hold gigabytes: one image to which a million rows refer. A PNG file with one
 # colour that is enlarged to 224×224 pixels expands by a factor of 1,500.
@@ -48,7 +48,7 @@ def read_parquet(
     channels: int | None = None,
     progress: bool = True,
 ) -> Pool:
-    """Images in `train*.parquet`, `test*.parquet` and optionally `validation*.parquet`, as a cached pool."""
+    """Images in `train*.parquet` and `test*.parquet`, as a cached pool."""
 
     def build() -> tuple[Pool, str]:
         return read_parts(folder, size, channels, progress), f"Parquet files in {folder.resolve()}"
@@ -67,12 +67,11 @@ def read_parts(folder: Path, size: int | None, channels: int | None, progress: b
     read = {}
     for part in PARTS:
         paths = _part_files(folder, part)
-        if paths:
-            read[part] = _read_part(paths, size, channels, progress)
-        elif part != "validation":
+        if not paths:
             raise UserError(
                 f"{folder} has no {part}*.parquet: give a folder with train*.parquet and test*.parquet."
             )
+        read[part] = _read_part(paths, size, channels, progress)
     if len({images.pixels.shape[1:] for images in read.values()}) > 1:
         raise UserError(f"The images in {folder} differ in size or colour: set data.size and data.channels.")
     highest = max(int(images.labels.max()) for images in read.values())
