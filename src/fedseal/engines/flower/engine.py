@@ -120,7 +120,6 @@ class FlowerEngine:
         self.clients = [k for k, name in enumerate(names) if name not in expelled]
         self.grid, self.registry, self.names, self.task = grid, registry, names, task
         self.deadline, self.check, self.close = deadline, check, close
-        self.last_round = 0
 
     def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:
         """Yields replies as they arrive, and a problem for every client without one at the deadline.
@@ -174,8 +173,6 @@ class FlowerEngine:
             time.sleep(REPLY_POLL if waiting else 0)
         for k in sorted(waiting):
             yield Reply(k, Packet(), sizes[k], problem=Problem(f"no reply within {self.deadline:g} seconds"))
-        rounds = [int(packet.scalars.get("t", 0)) for packet in requests.values()]
-        self.last_round = max([self.last_round, *rounds])
         self.clients = [k for k in self.clients if self.names[k] not in self.registry.revoked]
         if not self.clients:
             raise UserError("The keys of all clients were revoked: no client is left.")
