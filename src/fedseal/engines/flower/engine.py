@@ -78,7 +78,8 @@ class ClientRegistry:
     ) -> set[str]:
         """Waits until this number of clients is connected, and returns their names.
 
-        `notify` is called with the number of connected clients whenever it changes, `check` all the time.
+        If keys were revoked and fewer clients are left, it waits for these. `notify` is called with the
+        number of connected clients whenever it changes, `check` all the time.
         """
         end, before = time.monotonic() + seconds, -1
         while True:
@@ -88,7 +89,10 @@ class ClientRegistry:
             if len(names) != before:
                 before = len(names)
                 notify(before)
-            if before >= number:
+            left = len(self.clients - self.revoked)
+            if not left:
+                raise UserError("The keys of all clients were revoked: no client is left.")
+            if before >= min(number, left):
                 return names
             if time.monotonic() > end:
                 listed = f" ({', '.join(sorted(names))})" if names else ""
