@@ -20,6 +20,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from fedseal.cli.main import app
+from fedseal.errors import SuperLinkLostError
 from fedseal.system.version import fedseal_version
 
 ROOT = Path(__file__).parents[2]
@@ -215,6 +216,7 @@ def test_a_service_has_a_valid_command_and_few_rights(name: str) -> None:
     assert service["User"] == "fedseal" and service["ProtectSystem"] == "strict"
     assert service["NoNewPrivileges"] == service["PrivateTmp"] == "yes"
     assert service["Restart"] == "on-failure" and "2" in service["RestartPreventExitStatus"].split()
+    assert str(SuperLinkLostError.exit_code) not in service["RestartPreventExitStatus"].split()
     assert service["LogNamespace"] == "fedseal" and (DEPLOY / "journald@fedseal.conf").is_file()
 
 

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 
 from fedseal.core import Packet, Problem, Reply
 from fedseal.engines.flower.task import LABEL_COUNTS, ClientTask, pack, unpack
-from fedseal.errors import UserError
+from fedseal.errors import SuperLinkLostError, UserError
 
 log = logging.getLogger("fedseal")
 
@@ -233,10 +233,10 @@ def one_line(text: str) -> str:
 
 @contextmanager
 def flower_errors() -> Iterator[None]:
-    """Turns an error of the connection to Flower's SuperLink into a UserError."""
+    """Turns an error of the connection to Flower's SuperLink into a SuperLinkLostError."""
     try:
         yield
     except httpx.HTTPError as error:
-        raise UserError(
+        raise SuperLinkLostError(
             f"The connection to Flower's SuperLink broke ({one_line(str(error))}): continue with --resume."
         ) from error
