@@ -131,7 +131,7 @@ def connect(
     registered = None
     if endpoint.keys:
         known = keys.read_registered(endpoint.keys).items()
-        registered = {key: name for name, key in known if name not in expelled}
+        registered = {key: name for name, key in known if name in names and name not in expelled}
     stack = ExitStack()
     try:
         endpoint.check()
