@@ -81,11 +81,19 @@ def test_the_server_is_waited_for_until_it_is_ready(key: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("status", "reason"),
-    [(403, "key is not registered"), (401, "clocks agree"), (404, "is not a fedseal server")],
+    [(403, "key is not registered"), (404, "is not a fedseal server")],
 )
 def test_a_client_is_refused(status: int, reason: str, key: Path, tmp_path: Path) -> None:
     with listening(status, folder=tmp_path / "keys") as port, pytest.raises(UserError, match=reason):
         connect(port, key)
+
+
+def test_a_clock_that_is_set_soon_is_waited_for(key: Path, tmp_path: Path) -> None:
+    with listening(401, 401, 200, folder=tmp_path / "keys") as port:
+        messages = connect(port, key)
+    assert len(messages) == 2 and "clocks agree. Trying again for up to 60 seconds" in messages[0]
+    with listening(401, folder=tmp_path / "keys") as port, pytest.raises(UserError, match="clocks agree"):
+        connect(port, key, wait=0)
 
 
 def test_an_earlier_connection_is_waited_for(key: Path, tmp_path: Path) -> None:
@@ -118,12 +126,28 @@ def test_a_certificate_outside_its_dates_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedseal: Command
 ) -> None:
     draw(tmp_path / "photos" / "a.png", "circle", np.random.default_rng(0))
-    options = ("--images", tmp_path / "photos", "--memory", tmp_path / "memory")
+    options = ("--images", tmp_path / "photos", "--memory", tmp_path / "memory", "--wait", 0)
     for days, reason in ((-4000, "has expired"), (10, "is not valid yet")):
         key = create_keys_at(timedelta(days=days), tmp_path / reason, monkeypatch)
         with listening(200, folder=tmp_path / reason) as port:
             answer = fedseal("join", f"127.0.0.1:{port}", "--key", key, *options)
-        answer.refuses(f"The certificate of 127.0.0.1:{port} {reason}", "this machine's clock", "keys renew")
+        answer.refuses(
+            f"The certificate of 127.0.0.1:{port} {reason}", "this machine's clock", "renew DIR --ca"
+        )
+
+
+def test_an_expired_certificate_of_the_server_alone_is_waited_for(key: Path, tmp_path: Path) -> None:
+    """The clients' files stay valid, because the CA's certificate is."""
+    keys.renew_server(tmp_path / "keys", days=0)
+    messages: list[str] = []
+    with listening(200, folder=tmp_path / "keys") as port:
+        connection = Connection(f"127.0.0.1:{port}", keys.read_client_key(key), 1.5, messages.append)
+        with pytest.raises(UserError) as caught:
+            connection.connect()
+    assert "has expired" in str(caught.value) and "'fedseal keys renew DIR' on the server" in str(
+        caught.value
+    )
+    assert messages == [f"{caught.value} Trying again for up to 1.5 seconds"]
 
 
 def test_a_certificate_for_another_host_is_refused(key: Path, tmp_path: Path) -> None:

@@ -205,7 +205,8 @@ def read_unit(name: str) -> ConfigParser:
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_a_service_has_a_valid_command_and_few_rights(name: str) -> None:
-    service = read_unit(name)["Service"]
+    unit, service = read_unit(name)["Unit"], read_unit(name)["Service"]
+    assert "time-sync.target" in unit["Wants"] and "time-sync.target" in unit["After"]  # for certificates
     program, *words = shlex.split(service["ExecStart"])
     values = {"${FEDSEAL_SERVER}": "server:8000", "${FEDSEAL_IMAGES}": "/srv/photos"}
     parsed = parse_command([values.get(word, word).replace("%i", "north") for word in words])

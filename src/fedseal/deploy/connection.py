@@ -47,7 +47,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedseal.deploy.guard import VERSION_HEADER
 from fedseal.deploy.keys import ClientKey
-from fedseal.deploy.obstacles import Obstacle, explain, server_away
+from fedseal.deploy.obstacles import Obstacle, explain
 from fedseal.deploy.programs import Notify
 from fedseal.engines.flower.client_app import DEFAULT_CONSENT
 from fedseal.engines.flower.consent import Consent
@@ -266,8 +266,9 @@ class Connection:
                     if not self._is_known():
                         self._activate()
                 self._told = ""
-            except httpx.TransportError:
-                self._tell(server_away(self.server, self.wait, joined=True))
+            except httpx.TransportError as error:
+                with suppress(UserError):  # the main thread raises it when it needs the server
+                    self._tell(explain(error, self.server, self.wait, self.key, joined=True))
             except Exception:
                 continue  # the main thread reports it when it needs the server
 
@@ -294,7 +295,7 @@ class Connection:
                 return
             except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
                 before, joined = obstacle, bool(self._node.node_id)
-                obstacle = explain(error, self.server, self.wait, tls=self.key is not None, joined=joined)
+                obstacle = explain(error, self.server, self.wait, self.key, joined=joined)
             if obstacle != before:
                 since = time.monotonic()
             if time.monotonic() >= since + obstacle.seconds:
