@@ -18,14 +18,19 @@ pytest.importorskip("flwr")
 
 import uvicorn
 from deployment import create_keys_at, free_port
+from flwr.app import ConfigRecord, Message, MessageType
+from flwr.supercore.task_identity import TaskIdentity
 
 from fedseal.core import Packet
 from fedseal.data.folder_cache import NoImageError
+from fedseal.deploy import client as client_module
 from fedseal.deploy import keys
-from fedseal.deploy.client import describe_round, public_reason
+from fedseal.deploy.client import Client, describe_round, public_reason
 from fedseal.deploy.connection import Connection
 from fedseal.deploy.obstacles import same_key
 from fedseal.engines.flower.client_app import TaskRefusedError
+from fedseal.engines.flower.consent import Consent, Limits
+from fedseal.engines.flower.task import END_OF_RUN, pack
 from fedseal.errors import UserError
 from fedseal.system.files import write_atomic
 
@@ -232,6 +237,27 @@ def test_the_server_is_told_a_reason_without_private_text(tmp_path: Path) -> Non
     ):
         told = public_reason(error)
         assert told.startswith(reason) and "secret" not in told
+
+
+def test_the_final_model_does_not_escape_the_clients_limits(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is kept, but not used. Whatever fails there, the client ends as usual."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    record = pack((copy / "model.safetensors").read_bytes())
+    record[END_OF_RUN] = ConfigRecord({"client": "north"})
+    message, messages = Message(record, 7, MessageType.QUERY), list[str]()
+    (tmp_path / "memory").mkdir()
+    for limits in ({"size": 27}, {"classes": 2}, {}):
+        consent = Consent(limits=Limits(**limits))
+        client = Client("a:1", tmp_path, tmp_path / "memory", "north", None, consent=consent)
+        if not limits:
+            monkeypatch.setattr(client_module, "load", lambda *_: [].remove(1))
+        client._keep_model(message, messages.append)
+    assert "accepts at most 27 for the height and width of images" in messages[0]
+    assert "accepts at most 2 for the number of classes" in messages[1]
+    assert messages[2].startswith("the class mix was not estimated: ValueError: list.remove")
+    assert [path.name for path in (tmp_path / "memory").iterdir()] == ["model.safetensors"]
 
 
 def test_a_round_is_described_in_one_line() -> None:
