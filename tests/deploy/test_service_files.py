@@ -185,6 +185,9 @@ def test_the_containers_have_valid_commands_and_few_rights() -> None:
         for value in commands[name].values():  # each path of a command is in a mounted folder
             if str(value).startswith("/"):
                 assert any(Path(str(value)).is_relative_to(folder) for folder in mounted), (name, value)
+    for name in clients | {"server"}:  # decoded images are on a disk, not in /tmp, and can be written
+        writable = [word.split(":")[1] for word in services[name]["volumes"] if not word.endswith(":ro")]
+        assert [str(Path(services[name]["environment"]["FEDSEAL_DATA"]).parent)] == writable
     for name in clients:
         assert commands[name]["server"] == "server:8000" and "server" in commands["keys"]["host"]  # type: ignore[operator]
         sources = [word.split(":")[0] for word in services[name]["volumes"]]
