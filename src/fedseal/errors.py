@@ -26,3 +26,9 @@ class FolderInUseError(UserError):
     """Another process is training in the folder: try again later."""
 
     exit_code: ClassVar[int] = 3
+
+
+class SuperLinkLostError(UserError):
+    """Flower's SuperLink has ended, or does not answer: the same command with --resume starts it again."""
+
+    exit_code: ClassVar[int] = 75  # EX_TEMPFAIL in sysexits.h

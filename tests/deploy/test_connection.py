@@ -15,9 +15,15 @@ pytest.importorskip("flwr")
 from deployment import wait_until
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.serde import message_to_proto
-from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse, PushMessagesResponse
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeResponse,
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PushMessagesResponse,
+)
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
-from flwr.proto.message_pb2 import PullObjectResponse, PushObjectResponse
+from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse, PushObjectResponse
+from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
@@ -212,6 +218,34 @@ def test_a_request_above_the_clients_limit_is_refused_and_the_server_is_told(
     assert messages == [f"refused a request: {REFUSAL}"]
     [refusal] = [inflate_object_from_contents(name, dict(link.received)) for name in link.received]
     assert isinstance(refusal, Message) and refusal.error.reason == REFUSAL
+
+
+@pytest.mark.parametrize(("encoding", "read"), [("identity", 9_000_000), ("gzip", 0)])
+def test_an_answer_that_is_too_large_or_compressed_is_refused_while_it_arrives(
+    encoding: str, read: int
+) -> None:
+    sent: list[int] = []
+    asked: list[str] = []
+
+    class Large(httpx.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            for _ in range(30):
+                sent.append(1_000_000)
+                yield bytes(1_000_000)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.headers["accept-encoding"])
+        return httpx.Response(200, headers={"content-encoding": encoding}, stream=Large())
+
+    connection = Connection("server:1", None, 0, print)
+    connection._http._transport = httpx.MockTransport(answer)
+    with pytest.raises(module.BadAnswerError):
+        connection._fetch(Node(), 1, ObjectTree(object_id="a" * 64))
+    with pytest.raises(module.BadAnswerError):
+        connection._fleet.PullMessages(PullMessagesRequest())
+    assert sum(sent) == 2 * read and asked == ["identity"] * 2
+    with pytest.raises(UserError, match="is not a fedseal server"):
+        connection.connect()
 
 
 def test_a_restarted_server_is_joined_again(

@@ -12,13 +12,17 @@ pytest.importorskip("flwr")
 from deployment import NAMES, Deployment, Processes, images, processes, wait_until  # noqa: F401
 
 from fedseal.config.load import load_config
-from fedseal.core import Engine
+from fedseal.core import Engine, Packet
 from fedseal.deploy import keys
+from fedseal.deploy import server as deploy_server
 from fedseal.engines.local import LocalEngine
 from fedseal.engines.memory_store import MemoryStore
+from fedseal.errors import UserError
+from fedseal.rounds import Progress
 from fedseal.run_setup import RunSetup
+from fedseal.storage.checkpoint import Checkpoint, open_checkpoint
 from fedseal.storage.events_file import read_rounds
-from fedseal.storage.run_folder import read_expelled, read_summary
+from fedseal.storage.run_folder import checkpoint_file, checkpoint_fingerprint, read_expelled, read_summary
 from fedseal.training.train import run_training
 
 SHARED = ("--share-counts",)
@@ -77,3 +81,32 @@ def test_mistakes_in_expelling(fedseal: Command, images: Path, tmp_path: Path) -
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "expelled.json").write_text("[1]")
     fedseal(*serve, "--resume").refuses("expelled.json is damaged")
+
+
+def test_a_run_is_resumed_with_the_clients_with_which_it_began(
+    fedseal: Command,
+    images: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A checkpoint is saved in place of round 1."""
+    setups: list[RunSetup] = []
+
+    def connect(setup: RunSetup, *arguments: object, **options: object) -> None:
+        setups.append(setup)
+        raise UserError("Stopped here.")
+
+    monkeypatch.setattr(deploy_server, "connect", connect)
+    keys.create_keys(tmp_path / "keys", [], ["north", "south"])
+    serve = ("serve", "folders", "--labels", images / "server", "--out", tmp_path / "run", "--resume")
+    serve += ("--keys", tmp_path / "keys", "--set", "data.size=16")
+    fedseal(*serve).refuses("Stopped here")
+    saved = checkpoint_file(tmp_path / "run")
+    _, memories = open_checkpoint(saved, checkpoint_fingerprint(setups[0]))
+    Checkpoint(Progress(1, Packet({"model": {}}))).save(saved, memories)
+    memories.close()
+    keys.add_clients(tmp_path / "keys", ["west"])
+    answer = fedseal(*serve)
+    assert "Stopped here" in answer.err and "began without west: only a new run has them" in answer.err
+    assert [setup.federation.names for setup in setups] == [("north", "south")] * 2
+    fedseal(*serve, "--without", "west").refuses("--without names west")

@@ -18,14 +18,19 @@ pytest.importorskip("flwr")
 
 import uvicorn
 from deployment import create_keys_at, free_port
+from flwr.app import ConfigRecord, Message, MessageType
+from flwr.supercore.task_identity import TaskIdentity
 
 from fedseal.core import Packet
 from fedseal.data.folder_cache import NoImageError
+from fedseal.deploy import client as client_module
 from fedseal.deploy import keys
-from fedseal.deploy.client import describe_round, public_reason
+from fedseal.deploy.client import Client, describe_round, public_reason
 from fedseal.deploy.connection import Connection
 from fedseal.deploy.obstacles import same_key
 from fedseal.engines.flower.client_app import TaskRefusedError
+from fedseal.engines.flower.consent import Consent, Limits
+from fedseal.engines.flower.task import END_OF_RUN, pack
 from fedseal.errors import UserError
 from fedseal.system.files import write_atomic
 
@@ -81,11 +86,19 @@ def test_the_server_is_waited_for_until_it_is_ready(key: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("status", "reason"),
-    [(403, "key is not registered"), (401, "clocks agree"), (404, "is not a fedseal server")],
+    [(403, "key is not registered"), (404, "is not a fedseal server")],
 )
 def test_a_client_is_refused(status: int, reason: str, key: Path, tmp_path: Path) -> None:
     with listening(status, folder=tmp_path / "keys") as port, pytest.raises(UserError, match=reason):
         connect(port, key)
+
+
+def test_a_clock_that_is_set_soon_is_waited_for(key: Path, tmp_path: Path) -> None:
+    with listening(401, 401, 200, folder=tmp_path / "keys") as port:
+        messages = connect(port, key)
+    assert len(messages) == 2 and "clocks agree. Trying again for up to 60 seconds" in messages[0]
+    with listening(401, folder=tmp_path / "keys") as port, pytest.raises(UserError, match="clocks agree"):
+        connect(port, key, wait=0)
 
 
 def test_an_earlier_connection_is_waited_for(key: Path, tmp_path: Path) -> None:
@@ -118,12 +131,28 @@ def test_a_certificate_outside_its_dates_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedseal: Command
 ) -> None:
     draw(tmp_path / "photos" / "a.png", "circle", np.random.default_rng(0))
-    options = ("--images", tmp_path / "photos", "--memory", tmp_path / "memory")
+    options = ("--images", tmp_path / "photos", "--memory", tmp_path / "memory", "--wait", 0)
     for days, reason in ((-4000, "has expired"), (10, "is not valid yet")):
         key = create_keys_at(timedelta(days=days), tmp_path / reason, monkeypatch)
         with listening(200, folder=tmp_path / reason) as port:
             answer = fedseal("join", f"127.0.0.1:{port}", "--key", key, *options)
-        answer.refuses(f"The certificate of 127.0.0.1:{port} {reason}", "this machine's clock", "keys renew")
+        answer.refuses(
+            f"The certificate of 127.0.0.1:{port} {reason}", "this machine's clock", "renew DIR --ca"
+        )
+
+
+def test_an_expired_certificate_of_the_server_alone_is_waited_for(key: Path, tmp_path: Path) -> None:
+    """The clients' files stay valid, because the CA's certificate is."""
+    keys.renew_server(tmp_path / "keys", days=0)
+    messages: list[str] = []
+    with listening(200, folder=tmp_path / "keys") as port:
+        connection = Connection(f"127.0.0.1:{port}", keys.read_client_key(key), 1.5, messages.append)
+        with pytest.raises(UserError) as caught:
+            connection.connect()
+    assert "has expired" in str(caught.value) and "'fedseal keys renew DIR' on the server" in str(
+        caught.value
+    )
+    assert messages == [f"{caught.value} Trying again for up to 1.5 seconds"]
 
 
 def test_a_certificate_for_another_host_is_refused(key: Path, tmp_path: Path) -> None:
@@ -208,6 +237,27 @@ def test_the_server_is_told_a_reason_without_private_text(tmp_path: Path) -> Non
     ):
         told = public_reason(error)
         assert told.startswith(reason) and "secret" not in told
+
+
+def test_the_final_model_does_not_escape_the_clients_limits(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is kept, but not used. Whatever fails there, the client ends as usual."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    record = pack((copy / "model.safetensors").read_bytes())
+    record[END_OF_RUN] = ConfigRecord({"client": "north"})
+    message, messages = Message(record, 7, MessageType.QUERY), list[str]()
+    (tmp_path / "memory").mkdir()
+    for limits in ({"size": 27}, {"classes": 2}, {}):
+        consent = Consent(limits=Limits(**limits))
+        client = Client("a:1", tmp_path, tmp_path / "memory", "north", None, consent=consent)
+        if not limits:
+            monkeypatch.setattr(client_module, "load", lambda *_: [].remove(1))
+        client._keep_model(message, messages.append)
+    assert "accepts at most 27 for the height and width of images" in messages[0]
+    assert "accepts at most 2 for the number of classes" in messages[1]
+    assert messages[2].startswith("the class mix was not estimated: ValueError: list.remove")
+    assert [path.name for path in (tmp_path / "memory").iterdir()] == ["model.safetensors"]
 
 
 def test_a_round_is_described_in_one_line() -> None:

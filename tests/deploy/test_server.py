@@ -5,6 +5,7 @@ import socket
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,10 +22,15 @@ from deployment import (  # noqa: F401
     processes,
     wait_until,
 )
+from flwr.app import Message
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.supercore.task_identity import TaskIdentity
 
+from fedseal.config.load import load_config
 from fedseal.core import Packet
 from fedseal.deploy import keys
-from fedseal.deploy.superlink import COMPONENTS, run_id
+from fedseal.deploy.superlink import COMPONENTS, announce_end, run_id
+from fedseal.engines.flower.engine import ClientRegistry
 from fedseal.storage.events_file import read_events, read_rounds
 from fedseal.storage.model_file import load
 from fedseal.storage.run_folder import checkpoint_file
@@ -288,6 +294,36 @@ def test_a_restarted_run_has_another_identifier(tmp_path: Path) -> None:
     assert run_id(tmp_path) != first  # the first one left no checkpoint
     checkpoint_file(tmp_path).touch()
     assert run_id(tmp_path) == run_id(tmp_path)
+
+
+SUMMARY = {
+    **{"method": "fedseal", "evaluate": "model", "rounds": 5, "clients": 1, "split": "", "seconds": 1.0},
+    **{"labels": {"training": 1, "validation": 1, "total": 2}, "versions": {}},
+    "validation_accuracy": {"last": 0.5, "mean_last_10": 0.5, "best_on_validation": 0.5, "best_round": 1},
+}
+
+
+@pytest.mark.parametrize("missing", ["", "summary.json", "report.html"])
+def test_clients_are_told_of_the_end_only_if_the_run_is_finished(missing: str, tmp_path: Path) -> None:
+    """A last round that fails, or a report that cannot be written, can be resumed with the same clients."""
+    node = NodeInfo(node_id=7, public_key=b"1", last_activated_at="1")
+    told: list[int] = []
+
+    def push(messages: list[Message]) -> list[str]:
+        told.extend(message.metadata.dst_node_id for message in messages)
+        return ["message"]
+
+    metadata = SimpleNamespace(reply_to_message_id="message")
+    reply = SimpleNamespace(metadata=metadata, has_error=lambda: False)
+    grid = SimpleNamespace(get_nodes=lambda: [node], push_messages=push, pull_messages=lambda names: [reply])
+    registry = ClientRegistry(grid, ["north"], {b"1": "north"})  # type: ignore[arg-type]
+    registry.seen = {"north"}
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    for name in {"summary.json", "report.html", "model.safetensors"} - {missing}:
+        (tmp_path / name).write_text(json.dumps(SUMMARY))
+    engine = SimpleNamespace(grid=grid, registry=registry)
+    announce_end(engine, tmp_path, load_config("folders", {"rounds": 5}), print)  # type: ignore[arg-type]
+    assert told == ([] if missing else [7])
 
 
 def test_the_app_bundle_names_objects_that_exist() -> None:

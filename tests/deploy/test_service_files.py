@@ -20,6 +20,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from fedseal.cli.main import app
+from fedseal.errors import SuperLinkLostError
 from fedseal.system.version import fedseal_version
 
 ROOT = Path(__file__).parents[2]
@@ -184,6 +185,9 @@ def test_the_containers_have_valid_commands_and_few_rights() -> None:
         for value in commands[name].values():  # each path of a command is in a mounted folder
             if str(value).startswith("/"):
                 assert any(Path(str(value)).is_relative_to(folder) for folder in mounted), (name, value)
+    for name in clients | {"server"}:  # decoded images are on a disk, not in /tmp, and can be written
+        writable = [word.split(":")[1] for word in services[name]["volumes"] if not word.endswith(":ro")]
+        assert [str(Path(services[name]["environment"]["FEDSEAL_DATA"]).parent)] == writable
     for name in clients:
         assert commands[name]["server"] == "server:8000" and "server" in commands["keys"]["host"]  # type: ignore[operator]
         sources = [word.split(":")[0] for word in services[name]["volumes"]]
@@ -204,7 +208,8 @@ def read_unit(name: str) -> ConfigParser:
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_a_service_has_a_valid_command_and_few_rights(name: str) -> None:
-    service = read_unit(name)["Service"]
+    unit, service = read_unit(name)["Unit"], read_unit(name)["Service"]
+    assert "time-sync.target" in unit["Wants"] and "time-sync.target" in unit["After"]  # for certificates
     program, *words = shlex.split(service["ExecStart"])
     values = {"${FEDSEAL_SERVER}": "server:8000", "${FEDSEAL_IMAGES}": "/srv/photos"}
     parsed = parse_command([values.get(word, word).replace("%i", "north") for word in words])
@@ -215,6 +220,7 @@ def test_a_service_has_a_valid_command_and_few_rights(name: str) -> None:
     assert service["User"] == "fedseal" and service["ProtectSystem"] == "strict"
     assert service["NoNewPrivileges"] == service["PrivateTmp"] == "yes"
     assert service["Restart"] == "on-failure" and "2" in service["RestartPreventExitStatus"].split()
+    assert str(SuperLinkLostError.exit_code) not in service["RestartPreventExitStatus"].split()
     assert service["LogNamespace"] == "fedseal" and (DEPLOY / "journald@fedseal.conf").is_file()
 
 

@@ -136,7 +136,7 @@ class Victim:
                 raise LostError(f"'{self.name}' has ended, but left {sorted(left.values())}")
             time.sleep(0.02)
         text = self.output
-        if not self.killed and (code not in (0, 2) or "Traceback" in text):
+        if not self.killed and (code not in (0, 2, 75) or "Traceback" in text):
             raise LostError(f"'{self.name}' ended with exit code {code}: {text[-3000:]}")
         self.code = code
         return code

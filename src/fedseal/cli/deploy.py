@@ -137,7 +137,11 @@ def serve(
     known = set(deploy_keys.read_registered(keys) if keys else name or [])
     expelled = set(run_folder.read_expelled(folder))
     revoked = deploy_keys.revoked_clients(keys) if keys else set()
-    _check_expelled(without or [], known | expelled | revoked, resume)
+    begun = run_folder.read_clients(folder) if resume else set()
+    _check_expelled(without or [], begun or known | expelled | revoked, resume)
+    if begun and (new := sorted(known - begun)):
+        messages.warning("the run in %s began without %s: only a new run has them", folder, ", ".join(new))
+        known &= begun
     expelled |= set(without or [])
     active = sorted(known - expelled)
     if not active:

@@ -31,7 +31,8 @@ app = typer.Typer(
 
     Your own images:  [bold]fedseal train folders --set data.path=my-images[/]
     """,
-    epilog="Exit codes: 0 success, 2 bad input, 3 folder in use, 70 unexpected error, 130 or 143 stopped.",
+    epilog="Exit codes: 0 success, 2 bad input, 3 folder in use, 70 unexpected error, 75 Flower's SuperLink"
+    " has ended, 130 or 143 stopped.",
 )
 app.command(epilog="Example:  fedseal train fmnist-lenet --seed 1 --set fedseal.theta=0.05 --out runs/theta")(
     train.train

@@ -19,6 +19,7 @@ from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.app.user_config import UserConfig
 from flwr.common.constant import ErrorCode
 
+from fedseal.config.sections import ModelSettings
 from fedseal.core import Packet
 from fedseal.data.folder_cache import NoImageError
 from fedseal.data.folders import require_image
@@ -32,6 +33,8 @@ from fedseal.engines.flower.task import END_OF_RUN, unpack, unpack_task
 from fedseal.engines.secure_client import KEYS, PHASE, SHARES, UNMASK
 from fedseal.errors import UserError
 from fedseal.storage.model_file import load
+from fedseal.storage.model_header import read_header
+from fedseal.system.checksums import verify_checksum
 from fedseal.system.files import cannot_write, make_private, write_atomic
 from fedseal.system.machine import find_device
 
@@ -92,16 +95,30 @@ class Client:
         name = str(message.content.config_records[END_OF_RUN].get("client", ""))
         safe_name = re.sub(r"[^\w-]", "_", name)[:100]
         model, mix = self.memory / "model.safetensors", self.memory / f"class-mix-{safe_name}.json"
-        write_atomic(model, unpack(message.content), private=True)
+        data = unpack(message.content)
+        write_atomic(model, data, private=True)
         try:
+            self._check_model(data)
             classifier = load(model, self.files.network or None)
             found = classifier.predict([self.images], adapt=True)
-        except UserError as error:
-            notify(f"the class mix was not estimated: {error}")
+            shares = {
+                name: round(share, 4) for name, share in zip(classifier.classes, found.mix, strict=True)
+            }
+            write_atomic(mix, json.dumps(shares, indent=1, ensure_ascii=False) + "\n", private=True)
+        except Exception as error:  # a server can send anything; the run has ended all the same
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            notify(f"the class mix was not estimated: {kind}{one_line(str(error))}")
             return
-        shares = {name: round(share, 4) for name, share in zip(classifier.classes, found.mix, strict=True)}
-        write_atomic(mix, json.dumps(shares, indent=1, ensure_ascii=False) + "\n", private=True)
         notify(f"the model is in {model}, the class mix of this client's images in {mix}")
+
+    def _check_model(self, data: bytes) -> None:
+        """Raises if the final model would enlarge images, or has more classes, than this client accepts."""
+        about = read_header(verify_checksum(data))
+        settings = ModelSettings.model_validate(about["model"])
+        size = max(about["size"], settings.resize)
+        for name, value in (("size", size), ("classes", len(about["classes"])), ("views", settings.views)):
+            if refusal := self.consent.compare(name, value):
+                raise UserError(refusal)
 
     def _reply(self, message: Message, notify: Notify) -> Message:
         """The reply to a request. If it fails, the user sees the error, and the server gets a safe reason."""

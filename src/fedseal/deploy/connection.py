@@ -7,7 +7,7 @@ requests and delivers replies. It opens no port and starts no process.
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Self
 
@@ -47,7 +47,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedseal.deploy.guard import VERSION_HEADER
 from fedseal.deploy.keys import ClientKey
-from fedseal.deploy.obstacles import Obstacle, explain, server_away
+from fedseal.deploy.obstacles import Obstacle, explain
 from fedseal.deploy.programs import Notify
 from fedseal.engines.flower.client_app import DEFAULT_CONSENT
 from fedseal.engines.flower.consent import Consent
@@ -64,6 +64,7 @@ HEARTBEAT_INTERVAL = 15.0  # Flower regards a client as disconnected after twice
 LEAVE_SECONDS = 5.0  # for the server to confirm that this client leaves
 KEEP_ALIVE_SECONDS = 3.0  # more than MAX_POLL; the server closes idle connections after 5 seconds
 TIMEOUT = httpx.Timeout(20.0, connect=5.0)  # with HEARTBEAT_SECONDS, a lost server is noticed within 30 s
+MAX_ANSWER_BYTES = 8_000_000  # a request arrives in parts of at most 5 MiB
 UNAVAILABLE = (502, 503, 504)  # HTTP statuses of a server that is starting or ending
 
 
@@ -74,6 +75,36 @@ def trust(key: ClientKey) -> ssl.SSLContext:
         context.load_verify_locations(key.crl)
         context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
     return context
+
+
+class BadAnswerError(ValueError):
+    """An answer that no fedseal server sends."""
+
+
+class BoundedAnswer(httpx.SyncByteStream):
+    """The bytes of an answer. Raises while they arrive if there are too many."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        assert isinstance(response.stream, httpx.SyncByteStream)
+        self.stream = response.stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        size = 0
+        for data in self.stream:
+            size += len(data)
+            if size > MAX_ANSWER_BYTES:
+                raise BadAnswerError("too large")
+            yield data
+
+    def close(self) -> None:
+        self.stream.close()
+
+
+def bound_answer(response: httpx.Response) -> None:
+    """Limits an answer before it is read. A compressed one would need more memory than its size."""
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise BadAnswerError("compressed")
+    response.stream = BoundedAnswer(response)
 
 
 class RequestRefusedError(Exception):
@@ -110,7 +141,8 @@ class Connection:
             verify=verify,
             trust_env=False,  # no proxy
             timeout=TIMEOUT,
-            headers={VERSION_HEADER: fedseal_version()},
+            headers={VERSION_HEADER: fedseal_version(), "accept-encoding": "identity"},
+            event_hooks={"response": [bound_answer]},
             limits=httpx.Limits(keepalive_expiry=KEEP_ALIVE_SECONDS),
         )
         self._fleet._client = self._http
@@ -266,8 +298,9 @@ class Connection:
                     if not self._is_known():
                         self._activate()
                 self._told = ""
-            except httpx.TransportError:
-                self._tell(server_away(self.server, self.wait, joined=True))
+            except httpx.TransportError as error:
+                with suppress(UserError):  # the main thread raises it when it needs the server
+                    self._tell(explain(error, self.server, self.wait, self.key, joined=True))
             except Exception:
                 continue  # the main thread reports it when it needs the server
 
@@ -294,7 +327,7 @@ class Connection:
                 return
             except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
                 before, joined = obstacle, bool(self._node.node_id)
-                obstacle = explain(error, self.server, self.wait, tls=self.key is not None, joined=joined)
+                obstacle = explain(error, self.server, self.wait, self.key, joined=joined)
             if obstacle != before:
                 since = time.monotonic()
             if time.monotonic() >= since + obstacle.seconds:

@@ -2,10 +2,12 @@
 
 import ssl
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import httpx
 
 from fedseal.deploy.guard import VERSION_HEADER
+from fedseal.deploy.keys import ClientKey
 from fedseal.engines.flower.engine import one_line
 from fedseal.errors import UserError
 from fedseal.system.version import fedseal_version, needed_version
@@ -51,23 +53,33 @@ def same_key(server: str, wait: float) -> Obstacle:
     )
 
 
-def explain(error: Exception, server: str, wait: float, *, tls: bool, joined: bool) -> Obstacle:
+def wrong_clock(failure: str, wait: float) -> Obstacle:
+    """A clock seems to be wrong. A machine that has just started may set it soon."""
+    return Obstacle(f"{failure} Trying again for up to {wait:g} seconds", wait, failure)
+
+
+def explain(error: Exception, server: str, wait: float, key: ClientKey | None, *, joined: bool) -> Obstacle:
     """The obstacle behind an error. Raises if the server will never accept this client."""
     if isinstance(error, httpx.InvalidURL | UnicodeError):
         raise UserError(f"'{server}' is not a valid address: give HOST:PORT.") from error
     if isinstance(error, httpx.HTTPStatusError):
         if error.response.status_code == 412:
             return same_key(server, wait)
+        if error.response.status_code == 401:  # the server has refused other keys with 403
+            reason = f"{server} refuses this client's signature: check that both machines' clocks agree."
+            return wrong_clock(reason, wait)
         if error.response.status_code < 500:
             raise _refusal(server, error.response) from error
     elif not isinstance(error, httpx.TransportError):
         raise UserError(f"{server} is not a fedseal server ({type(error).__name__}).") from error
     tls_error = _find_tls_error(error)
     if isinstance(tls_error, ssl.SSLCertVerificationError):
+        if tls_error.verify_code in (EXPIRED, NOT_YET_VALID):
+            return wrong_clock(_outside_dates(server, tls_error, key), wait)
         raise _invalid_certificate(server, tls_error) from error
     if tls_error is not None and not isinstance(tls_error, ssl.SSLEOFError):  # EOF: it has just ended
         raise UserError(f"{server} does not use TLS: is it a fedseal server?") from error
-    if isinstance(error, httpx.RemoteProtocolError) and not tls and not joined:
+    if isinstance(error, httpx.RemoteProtocolError) and key is None and not joined:
         raise UserError(
             f"{server} does not answer without TLS: leave out --insecure and give --key."
         ) from error
@@ -75,8 +87,6 @@ def explain(error: Exception, server: str, wait: float, *, tls: bool, joined: bo
 
 
 def _refusal(server: str, response: httpx.Response) -> UserError:
-    if response.status_code == 401:
-        return UserError(f"{server} refuses this client's signature: check that both machines' clocks agree.")
     if response.status_code == 403:
         return UserError(f"{server} refuses this client: its key is not registered there.")
     if response.status_code == 426:
@@ -88,13 +98,16 @@ def _refusal(server: str, response: httpx.Response) -> UserError:
     return UserError(f"{server} is not a fedseal server (HTTP status {response.status_code}).")
 
 
+def _outside_dates(server: str, error: ssl.SSLCertVerificationError, key: ClientKey | None) -> str:
+    """If only the server's certificate has expired, and not the CA's, clients need no new files."""
+    why = "has expired" if error.verify_code == EXPIRED else "is not valid yet"
+    how = "'fedseal keys renew DIR --ca' on the server, and give each client its new file."
+    if key is not None and error.verify_code == EXPIRED and datetime.now(UTC) < key.expiry:
+        how = "'fedseal keys renew DIR' on the server, and start it again with --resume."
+    return f"The certificate of {server} {why}: check this machine's clock. If it is right, run {how}"
+
+
 def _invalid_certificate(server: str, error: ssl.SSLCertVerificationError) -> UserError:
-    if error.verify_code in (EXPIRED, NOT_YET_VALID):
-        why = "has expired" if error.verify_code == EXPIRED else "is not valid yet"
-        return UserError(
-            f"The certificate of {server} {why}: check this machine's clock. If it is right, run"
-            " 'fedseal keys renew DIR --ca' on the server, and give each client its new file."
-        )
     if error.verify_code == REVOKED:
         return UserError(
             f"The certificate of {server} was revoked, so it may not be the real server: ask whoever runs it."

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from fedseal.deploy.guard import GUARD_FILE, refused_file
-from fedseal.errors import UserError
+from fedseal.errors import SuperLinkLostError
 from fedseal.system.processes import PARENT
 from fedseal.system.version import fedseal_version, needed_version
 
@@ -68,7 +68,9 @@ class SuperLink:
     def check(self) -> None:
         """Raises if the SuperLink has ended by itself; names clients that it refused."""
         if self.process.poll() is not None:
-            raise UserError(f"Flower's SuperLink has ended: see the end of {self.log}.")
+            raise SuperLinkLostError(
+                f"Flower's SuperLink has ended: see the end of {self.log}, and continue with --resume."
+            )
         lines = self.refused.read_text("utf-8").splitlines() if self.refused.exists() else []
         for line in lines[self.warned :]:
             mine = fedseal_version()

@@ -17,7 +17,7 @@ from fedseal.engines.memory_store import MemoryStore
 from fedseal.errors import UserError
 from fedseal.rounds import LAST_ROUNDS
 from fedseal.run_setup import RunSetup
-from fedseal.storage.run_folder import Result, expel_clients
+from fedseal.storage.run_folder import Result, expel_clients, write_clients
 from fedseal.system.logs import log
 from fedseal.training.observers import Observer
 from fedseal.training.train import run_training
@@ -71,6 +71,7 @@ def serve(
     federation = split_server(images.read(config.data), config.data, config.seed, names)
 
     def start_engine(setup: RunSetup, memories: MemoryStore) -> FlowerEngine:
+        write_clients(folder, names)
         expelled = expel_clients(folder, without, memories.t + 1)
         for name, first in expelled.items():
             log.warning("%s is expelled: it takes no part from round %d on", name, first)

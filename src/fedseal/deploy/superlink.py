@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType
 from flwr.cli.build import build_fab_from_files
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest, UnregisterNodeRequest
@@ -28,6 +28,7 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExec
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedseal.config.config import Config
 from fedseal.deploy import expiry, keys
 from fedseal.deploy.certificates import LOOPBACK
 from fedseal.deploy.grid import SafeGrid
@@ -38,7 +39,7 @@ from fedseal.engines.flower.engine import GONE, ClientRegistry, FlowerEngine, fl
 from fedseal.engines.flower.task import END_OF_RUN, make_task, pack
 from fedseal.errors import UserError
 from fedseal.run_setup import RunSetup
-from fedseal.storage.run_folder import checkpoint_file
+from fedseal.storage.run_folder import checkpoint_file, find_finished
 from fedseal.system.files import write_atomic
 from fedseal.system.machine import versions
 from fedseal.system.ports import check_port
@@ -130,7 +131,7 @@ def connect(
     registered = None
     if endpoint.keys:
         known = keys.read_registered(endpoint.keys).items()
-        registered = {key: name for name, key in known if name not in expelled}
+        registered = {key: name for name, key in known if name in names and name not in expelled}
     stack = ExitStack()
     try:
         endpoint.check()
@@ -171,9 +172,7 @@ def connect(
             check=superlink.check,
             close=stack.close,
         )
-        stack.callback(
-            lambda: announce_end(engine, folder, notify) if engine.last_round == setup.config.rounds else None
-        )
+        stack.callback(announce_end, engine, folder, setup.config, notify)
         return engine
     except BaseException:
         stack.close()
@@ -280,16 +279,17 @@ def take_server_task(endpoint: Endpoint, secret: bytes, stack: ExitStack) -> Saf
     return grid
 
 
-def announce_end(engine: FlowerEngine, folder: Path, notify: Notify) -> None:
+def announce_end(engine: FlowerEngine, folder: Path, config: Config, notify: Notify) -> None:
     """Tells the clients that the run has ended, so that they end as well, and gives them the model.
 
-    A client that is away has some seconds to come back.
+    A client that is away has some seconds to come back. Clients of a run that stopped early wait for it.
     """
-    path = folder / "model.safetensors"
-    model = path.read_bytes() if path.exists() else b""
+    if find_finished(folder, config) is None:
+        return
+    model = (folder / "model.safetensors").read_bytes()
 
     def last_message(name: str, node: NodeInfo) -> Message:
-        record = pack(model) if model else RecordDict()
+        record = pack(model)
         record[END_OF_RUN] = ConfigRecord({"client": name})
         return Message(record, node.node_id, MessageType.QUERY, ttl=2 * END_SECONDS)
 

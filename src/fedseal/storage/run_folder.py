@@ -1,11 +1,11 @@
-"""A run's folder: its name, whether it is free, its expelled clients, and the result of a finished run."""
+"""A run's folder: its name, whether it is free, its clients, and the result of a finished run."""
 
 import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -19,6 +19,8 @@ from fedseal.storage.events_file import read_rounds_until
 from fedseal.storage.summary import read_summary_file
 from fedseal.system.files import make_private, read_file, write_atomic
 from fedseal.system.machine import cores
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -109,13 +111,28 @@ def claim_folder(folder: Path, config: Config, resume: bool, own_files: Sequence
     return config
 
 
+def read_clients(folder: Path) -> set[str]:
+    """The clients with which a deployed run began; empty if it has no checkpoint yet."""
+    path = folder / "clients.json"
+    if not path.exists() or not checkpoint_file(folder).exists():
+        return set()
+    return set(_read_json(path, TypeAdapter(list[str])))
+
+
+def write_clients(folder: Path, names: Sequence[str]) -> None:
+    """Keeps the names of a run's clients, because later keys are not part of it."""
+    write_atomic(folder / "clients.json", json.dumps(names, indent=1, ensure_ascii=False) + "\n")
+
+
 def read_expelled(folder: Path) -> dict[str, int]:
     """The clients that were expelled from a run, each with the first round without it."""
     path = folder / "expelled.json"
-    if not path.exists():
-        return {}
+    return _read_json(path, TypeAdapter(dict[str, int])) if path.exists() else {}
+
+
+def _read_json(path: Path, form: TypeAdapter[T]) -> T:
     try:
-        return TypeAdapter(dict[str, int]).validate_json(read_file(path))
+        return form.validate_json(read_file(path))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is damaged: restore it, or start the run again in another --out.") from error
 

@@ -439,6 +439,15 @@ def test_missing_clients_are_an_error_that_names_the_connected_ones(grid: FakeGr
     assert numbers[-1] == 2
 
 
+def test_a_client_that_is_revoked_before_the_first_round_is_not_waited_for(grid: FakeGrid) -> None:
+    registry = ClientRegistry(grid, ("north", "west"), {b"north": "north", b"west": "west"})
+    registry.replace_keys({b"north": "north"})
+    assert registry.wait_for_clients(2, 0.2) == {"north"}
+    registry.replace_keys({})
+    with pytest.raises(UserError, match="no client is left"):
+        registry.wait_for_clients(2, 60)
+
+
 def test_an_unexpected_client_is_reported_and_does_not_count(
     grid: FakeGrid, caplog: pytest.LogCaptureFixture
 ) -> None:

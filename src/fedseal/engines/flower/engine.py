@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 
 from fedseal.core import Packet, Problem, Reply
 from fedseal.engines.flower.task import LABEL_COUNTS, ClientTask, pack, unpack
-from fedseal.errors import UserError
+from fedseal.errors import SuperLinkLostError, UserError
 
 log = logging.getLogger("fedseal")
 
@@ -78,7 +78,8 @@ class ClientRegistry:
     ) -> set[str]:
         """Waits until this number of clients is connected, and returns their names.
 
-        `notify` is called with the number of connected clients whenever it changes, `check` all the time.
+        If keys were revoked and fewer clients are left, it waits for these. `notify` is called with the
+        number of connected clients whenever it changes, `check` all the time.
         """
         end, before = time.monotonic() + seconds, -1
         while True:
@@ -88,7 +89,10 @@ class ClientRegistry:
             if len(names) != before:
                 before = len(names)
                 notify(before)
-            if before >= number:
+            left = len(self.clients - self.revoked)
+            if not left:
+                raise UserError("The keys of all clients were revoked: no client is left.")
+            if before >= min(number, left):
                 return names
             if time.monotonic() > end:
                 listed = f" ({', '.join(sorted(names))})" if names else ""
@@ -120,7 +124,6 @@ class FlowerEngine:
         self.clients = [k for k, name in enumerate(names) if name not in expelled]
         self.grid, self.registry, self.names, self.task = grid, registry, names, task
         self.deadline, self.check, self.close = deadline, check, close
-        self.last_round = 0
 
     def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:
         """Yields replies as they arrive, and a problem for every client without one at the deadline.
@@ -174,8 +177,6 @@ class FlowerEngine:
             time.sleep(REPLY_POLL if waiting else 0)
         for k in sorted(waiting):
             yield Reply(k, Packet(), sizes[k], problem=Problem(f"no reply within {self.deadline:g} seconds"))
-        rounds = [int(packet.scalars.get("t", 0)) for packet in requests.values()]
-        self.last_round = max([self.last_round, *rounds])
         self.clients = [k for k in self.clients if self.names[k] not in self.registry.revoked]
         if not self.clients:
             raise UserError("The keys of all clients were revoked: no client is left.")
@@ -232,10 +233,10 @@ def one_line(text: str) -> str:
 
 @contextmanager
 def flower_errors() -> Iterator[None]:
-    """Turns an error of the connection to Flower's SuperLink into a UserError."""
+    """Turns an error of the connection to Flower's SuperLink into a SuperLinkLostError."""
     try:
         yield
     except httpx.HTTPError as error:
-        raise UserError(
+        raise SuperLinkLostError(
             f"The connection to Flower's SuperLink broke ({one_line(str(error))}): continue with --resume."
         ) from error
