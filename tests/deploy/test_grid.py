@@ -1,5 +1,7 @@
 """Replies are fetched from the SuperLink such that one client neither blocks nor breaks the others."""
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,12 +11,26 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_to_proto
-from flwr.proto.message_pb2 import ObjectTree, PullObjectRequest, PullObjectResponse
-from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+from flwr.proto.message_pb2 import (
+    ObjectTree,
+    PullObjectRequest,
+    PullObjectResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+)
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.proto.runtime_pb2 import (
+    PullAppMessagesResponse,
+    PushAppMessagesRequest,
+    PushAppMessagesResponse,
+)
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.object_store.object_store import NoObjectInStoreError
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedseal.deploy import superlink
 from fedseal.deploy.grid import SafeGrid
 from fedseal.engines.flower.engine import size_limit
 from fedseal.engines.flower.task import pack, unpack
@@ -26,6 +42,23 @@ class FakeSuperLink:
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.replies: list[tuple[Any, ObjectTree]] = []
+        self.store = InMemoryObjectStore()  # of requests
+        self.hasty: set[int] = set()  # nodes that confirm their next request before it is complete
+
+    def PushMessages(self, request: PushAppMessagesRequest) -> PushAppMessagesResponse:
+        [message], [tree] = request.messages_list, request.message_object_trees
+        missing = self.store.preregister(1, tree)
+        if message.metadata.dst_node_id in self.hasty:
+            self.hasty.remove(message.metadata.dst_node_id)
+            self.store.delete(tree.object_id)
+        return PushAppMessagesResponse(message_ids=[tree.object_id], objects_to_push=missing)
+
+    def PushObject(self, request: PushObjectRequest) -> PushObjectResponse:
+        try:
+            self.store.put(request.object_id, request.object_content)
+        except NoObjectInStoreError:
+            return PushObjectResponse(stored=False)
+        return PushObjectResponse(stored=True)
 
     def reply(self, request: Message, content: bytes) -> dict[str, bytes]:
         """Announces a reply, and returns the objects that make it complete."""
@@ -126,4 +159,36 @@ def test_a_reply_to_a_message_that_was_never_sent_is_dropped(grid: SafeGrid, lin
     link.complete_reply(stranger, b"forged again")
     link.replies[-1][0].metadata.reply_to_message_id = "sent"
     assert unpack(pull(grid, 1, "sent")["sent"].content) == b"right"
+    grid.close()
+
+
+def test_a_request_that_is_confirmed_too_early_does_not_stop_the_others(
+    grid: SafeGrid, link: FakeSuperLink
+) -> None:
+    link.hasty.add(7)
+    first, second = (Message(pack(b"12345"), node, MessageType.TRAIN) for node in (7, 8))
+    assert grid.push_messages([first, second]) == ["", second.metadata.message_id]
+    assert grid._limits.keys() == {second.metadata.message_id}
+    grid.close()
+
+
+def test_the_end_is_announced_again_to_a_client_that_confirmed_too_early(
+    grid: SafeGrid, link: FakeSuperLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(superlink, "END_SECONDS", 30.0)
+    link.hasty.add(7)
+    usual, told = SafeGrid._push, []
+
+    def push(grid: SafeGrid, message: Message) -> str:
+        if name := usual(grid, message):
+            link.complete_reply(message, b"")
+        told.append(bool(name))
+        return name
+
+    monkeypatch.setattr(SafeGrid, "_push", push)
+    connected = {"north": NodeInfo(node_id=7, last_activated_at="1")}
+    registry = SimpleNamespace(seen={"north"}, revoked=set(), connected=lambda: connected)
+    engine: Any = SimpleNamespace(registry=registry, grid=grid)
+    superlink.announce_end(engine, tmp_path, lambda status: pytest.fail(status))
+    assert told == [False, True]
     grid.close()

@@ -23,6 +23,7 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
+    ObjectPushError,
     inflate_object_from_contents,
     pull_objects,
 )
@@ -50,11 +51,17 @@ class SafeGrid(HttpGrid):
         self._threads, self._closed = ThreadPoolExecutor(THREADS, "reply"), False
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        messages = list(messages)
-        names = list(super().push_messages(messages))
-        sizes = map(arrays_size, messages)
-        self._limits |= {name: size_limit(size) for name, size in zip(names, sizes, strict=True) if name}
-        return names
+        """The names of the messages. It is empty for one that was not accepted."""
+        return [self._push(message) for message in messages]
+
+    def _push(self, message: Message) -> str:
+        try:
+            name = next(iter(super().push_messages([message])), "")
+        except ObjectPushError:  # its receiver confirmed it before it was complete
+            return ""
+        if name:
+            self._limits[name] = size_limit(arrays_size(message))
+        return name
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """The replies that have arrived. A reply to a message that was never sent is dropped."""

@@ -305,9 +305,8 @@ def announce_end(engine: FlowerEngine, folder: Path, notify: Notify) -> None:
                 notify(f"waiting up to {END_SECONDS:g} seconds to tell {names} that the run has ended")
             for name, node in engine.registry.connected().items():
                 if name in left and activations.get(name) != node.last_activated_at:
-                    activations[name] = node.last_activated_at
-                    messages = engine.grid.push_messages([last_message(name, node)])
-                    sent |= dict.fromkeys(filter(None, messages), name)
+                    for message in filter(None, engine.grid.push_messages([last_message(name, node)])):
+                        activations[name], sent[message] = node.last_activated_at, name
             for reply in engine.grid.pull_messages(list(sent)) if sent else ():
                 name = sent.pop(reply.metadata.reply_to_message_id, "")
                 if not reply.has_error() or reply.error.code not in GONE:

@@ -48,6 +48,7 @@ class FakeGrid(Grid):
     starts: dict[str, int] = field(default_factory=dict)
     replies: dict[str, Message] = field(default_factory=dict)
     requests: list[tuple[str, Packet]] = field(default_factory=list)
+    hasty: list[str] = field(default_factory=list)  # whose next request is not accepted
 
     def get_nodes(self) -> list[NodeInfo]:
         names = [name for name in self.images if name not in self.absent]
@@ -63,6 +64,9 @@ class FakeGrid(Grid):
 
     def deliver(self, message: Message) -> str:
         name = next(n for n in self.images if number(n) == message.metadata.dst_node_id)
+        if name in self.hasty:
+            self.hasty.remove(name)
+            return ""
         message.metadata.__dict__["_message_id"] = str(uuid4())
         node: Any = {"images": str(self.images[name]), "memory": str(self.memory / name), "client": name}
         correct = client_app.app(message, Context(1, number(name), node, RecordDict(), {}))
@@ -254,6 +258,21 @@ def test_a_request_that_did_not_reach_its_client_is_sent_again(
     assert len(grid.requests) == 5  # two rounds with two clients, and one request twice
 
 
+@pytest.mark.parametrize(("times", "left_out"), [(2, 0), (11, 1)])
+def test_a_request_that_was_not_accepted_is_sent_again(
+    times: int,
+    left_out: int,
+    grid: FakeGrid,
+    run: Callable[..., list[dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_module, "NODE_POLL", 0.0)
+    grid.hasty = ["north"] * times
+    events = run(rounds=1, engine__deadline=600)
+    reasons = [event["reason"] for event in events if event["event"] == "left-out"]
+    assert reasons == ["its connection broke more than 10 times"] * left_out
+
+
 def test_a_client_that_loses_its_request_again_and_again_is_left_out(
     grid: FakeGrid, run: Callable[..., list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -437,6 +456,11 @@ def test_missing_clients_are_an_error_that_names_the_connected_ones(grid: FakeGr
     ):
         registry.wait_for_clients(3, 0.2, numbers.append)
     assert numbers[-1] == 2
+
+
+def test_a_client_whose_question_was_not_accepted_is_asked_again(grid: FakeGrid) -> None:
+    grid.hasty = ["north"]
+    assert ClientRegistry(grid, ("north",)).wait_for_clients(1, 60) == {"north"}
 
 
 def test_an_unexpected_client_is_reported_and_does_not_count(
