@@ -29,6 +29,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.superlink.grid import HttpGrid
 
+from fedseal.deploy.inflation import inflated_size
 from fedseal.engines.flower.engine import size_limit
 
 THREADS = 64
@@ -85,6 +86,8 @@ class SafeGrid(HttpGrid):
         """A reply, or an error message in its place. The SuperLink says which message it answers."""
         try:
             parts = self._pull_parts(tree, limit)
+            if inflated_size(parts) > limit:
+                raise TooLargeError
             message = cast(Message, inflate_object_from_contents(reply.metadata.message_id, parts))
             message.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
             return message
