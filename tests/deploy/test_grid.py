@@ -182,7 +182,7 @@ def test_the_end_is_announced_again_to_a_client_that_confirmed_too_early(
     def push(grid: SafeGrid, message: Message) -> str:
         if name := usual(grid, message):
             link.complete_reply(message, b"")
-        told.append(bool(name))
+        told.append((message.content.object_id, bool(name)))
         return name
 
     monkeypatch.setattr(SafeGrid, "_push", push)
@@ -190,5 +190,6 @@ def test_the_end_is_announced_again_to_a_client_that_confirmed_too_early(
     registry = SimpleNamespace(seen={"north"}, revoked=set(), connected=lambda: connected)
     engine: Any = SimpleNamespace(registry=registry, grid=grid)
     superlink.announce_end(engine, tmp_path, lambda status: pytest.fail(status))
-    assert told == [False, True]
+    assert [accepted for _, accepted in told] == [False, True]
+    assert told[0][0] != told[1][0], "other clients can predict the name of this record"
     grid.close()

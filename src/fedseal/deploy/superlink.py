@@ -35,7 +35,7 @@ from fedseal.deploy.guard import admit_clients
 from fedseal.deploy.programs import Notify, SuperLink, flower_home, guard_file
 from fedseal.deploy.revocation import Keys, KeyWatch
 from fedseal.engines.flower.engine import GONE, ClientRegistry, FlowerEngine, flower_errors, size_limit
-from fedseal.engines.flower.task import END_OF_RUN, make_task, pack
+from fedseal.engines.flower.task import END_OF_RUN, make_task, nonce, pack
 from fedseal.errors import UserError
 from fedseal.run_setup import RunSetup
 from fedseal.storage.run_folder import checkpoint_file
@@ -290,7 +290,7 @@ def announce_end(engine: FlowerEngine, folder: Path, notify: Notify) -> None:
 
     def last_message(name: str, node: NodeInfo) -> Message:
         record = pack(model) if model else RecordDict()
-        record[END_OF_RUN] = ConfigRecord({"client": name})
+        record[END_OF_RUN] = ConfigRecord({"client": name, "nonce": nonce()})
         return Message(record, node.node_id, MessageType.QUERY, ttl=2 * END_SECONDS)
 
     left = engine.registry.seen - engine.registry.revoked

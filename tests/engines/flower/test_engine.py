@@ -18,8 +18,11 @@ pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedseal.config.load import load_config
@@ -446,6 +449,19 @@ def test_a_task_is_read_back_and_keeps_the_servers_settings_private(own: dict[st
     record = pack(b"packet", task)
     assert unpack_task(record) == task and unpack(record) == b"packet"
     assert task.config.keys() == {"method", "seed", "model", "augment", "client", "fedseal"}
+
+
+def test_a_client_cannot_spoil_the_request_of_another_whose_name_it_knows(own: dict[str, Any]) -> None:
+    """East announces the record that it expects in the request to south, with other parts."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    easts, souths = (example_task(own).model_copy(update={"client": name}) for name in ("east", "south"))
+    known = pack(b"packet", easts)
+    known["task"] = ConfigRecord(dict(known.config_records["task"]) | {"task": souths.model_dump_json()})
+    store = InMemoryObjectStore()
+    store.preregister(1, ObjectTree(object_id="0" * 64, children=[ObjectTree(object_id=known.object_id)]))
+    request = Message(pack(b"packet", souths), 7, "train")
+    store.preregister(1, get_object_tree(request))
+    assert store.get_object_tree(request.object_id) == get_object_tree(request)
 
 
 def test_missing_clients_are_an_error_that_names_the_connected_ones(grid: FakeGrid) -> None:
