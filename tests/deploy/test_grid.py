@@ -1,5 +1,6 @@
 """Replies are fetched from the SuperLink such that one client neither blocks nor breaks the others."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,8 +31,9 @@ from flwr.supercore.object_store.object_store import NoObjectInStoreError
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedseal.deploy import grid as grid_module
 from fedseal.deploy import superlink
-from fedseal.deploy.grid import SafeGrid
+from fedseal.deploy.grid import THREADS, SafeGrid
 from fedseal.engines.flower.engine import size_limit
 from fedseal.engines.flower.task import pack, unpack
 
@@ -42,6 +44,7 @@ class FakeSuperLink:
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.replies: list[tuple[Any, ObjectTree]] = []
+        self.confirmed: list[str] = []
         self.store = InMemoryObjectStore()  # of requests
         self.hasty: set[int] = set()  # nodes that confirm their next request before it is complete
 
@@ -82,7 +85,8 @@ class FakeSuperLink:
             object_found=True, object_available=content is not None, object_content=content or b""
         )
 
-    def ConfirmMessageReceived(self, request: Any) -> None: ...
+    def ConfirmMessageReceived(self, request: Any) -> None:
+        self.confirmed.append(request.message_object_id)
 
     def close(self) -> None: ...
 
@@ -93,15 +97,16 @@ def link() -> FakeSuperLink:
 
 
 @pytest.fixture
-def grid(link: FakeSuperLink) -> SafeGrid:
+def grid(link: FakeSuperLink) -> Iterator[SafeGrid]:
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     grid = SafeGrid("127.0.0.1:1", True, token="a")
     grid._run, grid._client = Run.create_empty(1), link  # type: ignore[assignment]
-    return grid
+    yield grid
+    grid.close()  # otherwise its threads would keep this process alive
 
 
-def send(grid: SafeGrid, name: str) -> Message:
-    message = Message(pack(b"12345"), 7, MessageType.TRAIN)
+def send(grid: SafeGrid, name: str, node: int = 7) -> Message:
+    message = Message(pack(b"12345"), node, MessageType.TRAIN)
     message.metadata.__dict__["_message_id"] = name
     grid._limits[name] = size_limit(5)
     return message
@@ -117,8 +122,8 @@ def pull(grid: SafeGrid, number: int, *names: str) -> dict[str, Message]:
 
 def test_an_incomplete_reply_does_not_hold_up_the_others(grid: SafeGrid, link: FakeSuperLink) -> None:
     missing = link.reply(send(grid, "incomplete"), b"first")
-    link.complete_reply(send(grid, "complete"), b"second")
-    link.complete_reply(send(grid, "too large"), bytes(1_000_100))
+    link.complete_reply(send(grid, "complete", 8), b"second")
+    link.complete_reply(send(grid, "too large", 9), bytes(1_000_100))
     send(grid, "unanswered")
     names = ("incomplete", "complete", "too large", "unanswered")
     replies = pull(grid, 2, *names)
@@ -140,6 +145,33 @@ def test_a_reply_that_is_being_fetched_does_not_keep_the_process_alive(
     [fetching] = grid._fetched.values()
     grid.close()
     assert fetching.result(timeout=30).has_error()
+
+
+def test_incomplete_replies_do_not_occupy_all_threads(
+    grid: SafeGrid, link: FakeSuperLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grid_module, "MAX_RETRY_SECONDS", 0.1)
+    names = [f"incomplete {i}" for i in range(2 * THREADS)]
+    for name in names:  # of one client: its last two are fetched
+        link.reply(send(grid, name), name.encode())
+    for node in range(100, 98 + THREADS):  # of other clients, in an earlier round
+        names.append(f"incomplete at {node}")
+        link.reply(send(grid, names[-1], node), b"%d" % node)
+    announced = [tree.object_id for _, tree in link.replies]
+    assert grid.pull_messages(names) == []
+    assert len(grid._fetched) == THREADS
+    grid.abandon(names)
+    late = send(grid, "late")
+    grid.abandon(["late"])
+
+    link.complete_reply(late, b"late")
+    announced.append(link.replies[-1][1].object_id)
+    link.complete_reply(send(grid, "complete"), b"reply")
+    assert unpack(pull(grid, 1, "complete")["complete"].content) == b"reply"
+    grid._threads.shutdown(wait=True)
+    assert set(announced) <= set(link.confirmed), "the SuperLink keeps a reply that nobody wants"
+    assert not grid._abandoned and not grid._unwanted and not grid._senders
+    grid.close()
 
 
 def test_a_damaged_reply_is_its_senders_error(grid: SafeGrid, link: FakeSuperLink) -> None:

@@ -51,6 +51,7 @@ class FakeGrid(Grid):
     starts: dict[str, int] = field(default_factory=dict)
     replies: dict[str, Message] = field(default_factory=dict)
     requests: list[tuple[str, Packet]] = field(default_factory=list)
+    abandoned: list[str] = field(default_factory=list)
     hasty: list[str] = field(default_factory=list)  # whose next request is not accepted
 
     def get_nodes(self) -> list[NodeInfo]:
@@ -82,6 +83,9 @@ class FakeGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         return [self.replies.pop(name) for name in message_ids if name in self.replies]
+
+    def abandon(self, message_ids: Iterable[str]) -> None:
+        self.abandoned += message_ids
 
     def get_node_ids(self) -> list[int]:
         raise NotImplementedError
@@ -372,6 +376,25 @@ def test_a_client_that_reconnects_in_time_gets_its_request_again(
     memory = next((grid.memory / "north").iterdir())
     images = Packet.from_bytes(memory.read_bytes()).tensors["images"]
     assert images["count"].tolist() == [2] * 18  # asked twice in round 1, counted once
+
+
+def test_replies_that_are_not_needed_any_more_are_abandoned(
+    grid: FakeGrid, run: Callable[..., list[dict[str, Any]]]
+) -> None:
+    names: dict[str, list[str]] = {"north": [], "south": []}
+
+    def silent_at_first(request: Message, reply: Message) -> Message | None:
+        names["north"].append(request.metadata.message_id)
+        grid.starts["north"] = 1
+        return None if len(names["north"]) == 1 else reply
+
+    def silent(request: Message, reply: Message) -> None:
+        names["south"].append(request.metadata.message_id)
+
+    grid.behaviours |= {"north": silent_at_first, "south": silent}
+    run(rounds=1, engine__deadline=5)
+    assert len(names["north"]) == 2
+    assert grid.abandoned == [names["north"][0], *names["south"]]
 
 
 def test_too_few_replies_stop_the_run_which_can_be_resumed(

@@ -171,9 +171,11 @@ class FlowerEngine:
                     waiting.remove(k)
                     wire = wires[id(requests[k])]
                     yield read_reply(message, k, wire, simulated=bool(self.task.memory_folder))
+            self._abandon(sent, [name for name in sent if sent[name] not in waiting])
             if time.monotonic() > end:
                 break
             time.sleep(REPLY_POLL if waiting else 0)
+        self._abandon(sent, list(sent))
         for k in sorted(waiting):
             yield Reply(k, Packet(), sizes[k], problem=Problem(f"no reply within {self.deadline:g} seconds"))
         rounds = [int(packet.scalars.get("t", 0)) for packet in requests.values()]
@@ -181,6 +183,13 @@ class FlowerEngine:
         self.clients = [k for k in self.clients if self.names[k] not in self.registry.revoked]
         if not self.clients:
             raise UserError("The keys of all clients were revoked: no client is left.")
+
+    def _abandon(self, sent: dict[str, int], messages: Collection[str]) -> None:
+        """Expects no reply to these messages any more. Flower's own Grids need not be told."""
+        if messages:
+            getattr(self.grid, "abandon", lambda messages: None)(messages)
+        for name in messages:
+            del sent[name]
 
     def _send(self, node: NodeInfo, k: int, wire: bytes) -> str:
         """The name of the message to a client, which is empty if it was not accepted."""
