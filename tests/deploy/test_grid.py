@@ -1,5 +1,8 @@
 """Replies are fetched from the SuperLink such that one client neither blocks nor breaks the others."""
 
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,13 +12,28 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_to_proto
-from flwr.proto.message_pb2 import ObjectTree, PullObjectRequest, PullObjectResponse
-from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+from flwr.proto.message_pb2 import (
+    ObjectTree,
+    PullObjectRequest,
+    PullObjectResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+)
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.proto.runtime_pb2 import (
+    PullAppMessagesResponse,
+    PushAppMessagesRequest,
+    PushAppMessagesResponse,
+)
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.object_store.object_store import NoObjectInStoreError
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedseal.deploy.grid import SafeGrid
+from fedseal.deploy import grid as grid_module
+from fedseal.deploy import superlink
+from fedseal.deploy.grid import THREADS, SafeGrid
 from fedseal.engines.flower.engine import size_limit
 from fedseal.engines.flower.task import pack, unpack
 
@@ -26,6 +44,24 @@ class FakeSuperLink:
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.replies: list[tuple[Any, ObjectTree]] = []
+        self.confirmed: list[str] = []
+        self.store = InMemoryObjectStore()  # of requests
+        self.hasty: set[int] = set()  # nodes that confirm their next request before it is complete
+
+    def PushMessages(self, request: PushAppMessagesRequest) -> PushAppMessagesResponse:
+        [message], [tree] = request.messages_list, request.message_object_trees
+        missing = self.store.preregister(1, tree)
+        if message.metadata.dst_node_id in self.hasty:
+            self.hasty.remove(message.metadata.dst_node_id)
+            self.store.delete(tree.object_id)
+        return PushAppMessagesResponse(message_ids=[tree.object_id], objects_to_push=missing)
+
+    def PushObject(self, request: PushObjectRequest) -> PushObjectResponse:
+        try:
+            self.store.put(request.object_id, request.object_content)
+        except NoObjectInStoreError:
+            return PushObjectResponse(stored=False)
+        return PushObjectResponse(stored=True)
 
     def reply(self, request: Message, content: bytes) -> dict[str, bytes]:
         """Announces a reply, and returns the objects that make it complete."""
@@ -49,7 +85,8 @@ class FakeSuperLink:
             object_found=True, object_available=content is not None, object_content=content or b""
         )
 
-    def ConfirmMessageReceived(self, request: Any) -> None: ...
+    def ConfirmMessageReceived(self, request: Any) -> None:
+        self.confirmed.append(request.message_object_id)
 
     def close(self) -> None: ...
 
@@ -60,15 +97,16 @@ def link() -> FakeSuperLink:
 
 
 @pytest.fixture
-def grid(link: FakeSuperLink) -> SafeGrid:
+def grid(link: FakeSuperLink) -> Iterator[SafeGrid]:
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     grid = SafeGrid("127.0.0.1:1", True, token="a")
     grid._run, grid._client = Run.create_empty(1), link  # type: ignore[assignment]
-    return grid
+    yield grid
+    grid.close()  # otherwise its threads would keep this process alive
 
 
-def send(grid: SafeGrid, name: str) -> Message:
-    message = Message(pack(b"12345"), 7, MessageType.TRAIN)
+def send(grid: SafeGrid, name: str, node: int = 7) -> Message:
+    message = Message(pack(b"12345"), node, MessageType.TRAIN)
     message.metadata.__dict__["_message_id"] = name
     grid._limits[name] = size_limit(5)
     return message
@@ -84,8 +122,8 @@ def pull(grid: SafeGrid, number: int, *names: str) -> dict[str, Message]:
 
 def test_an_incomplete_reply_does_not_hold_up_the_others(grid: SafeGrid, link: FakeSuperLink) -> None:
     missing = link.reply(send(grid, "incomplete"), b"first")
-    link.complete_reply(send(grid, "complete"), b"second")
-    link.complete_reply(send(grid, "too large"), bytes(1_000_100))
+    link.complete_reply(send(grid, "complete", 8), b"second")
+    link.complete_reply(send(grid, "too large", 9), bytes(1_000_100))
     send(grid, "unanswered")
     names = ("incomplete", "complete", "too large", "unanswered")
     replies = pull(grid, 2, *names)
@@ -109,6 +147,33 @@ def test_a_reply_that_is_being_fetched_does_not_keep_the_process_alive(
     assert fetching.result(timeout=30).has_error()
 
 
+def test_incomplete_replies_do_not_occupy_all_threads(
+    grid: SafeGrid, link: FakeSuperLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grid_module, "MAX_RETRY_SECONDS", 0.1)
+    names = [f"incomplete {i}" for i in range(2 * THREADS)]
+    for name in names:  # of one client: its last two are fetched
+        link.reply(send(grid, name), name.encode())
+    for node in range(100, 98 + THREADS):  # of other clients, in an earlier round
+        names.append(f"incomplete at {node}")
+        link.reply(send(grid, names[-1], node), b"%d" % node)
+    announced = [tree.object_id for _, tree in link.replies]
+    assert grid.pull_messages(names) == []
+    assert len(grid._fetched) == THREADS
+    grid.abandon(names)
+    late = send(grid, "late")
+    grid.abandon(["late"])
+
+    link.complete_reply(late, b"late")
+    announced.append(link.replies[-1][1].object_id)
+    link.complete_reply(send(grid, "complete"), b"reply")
+    assert unpack(pull(grid, 1, "complete")["complete"].content) == b"reply"
+    grid._threads.shutdown(wait=True)
+    assert set(announced) <= set(link.confirmed), "the SuperLink keeps a reply that nobody wants"
+    assert not grid._abandoned and not grid._unwanted and not grid._senders
+    grid.close()
+
+
 def test_a_damaged_reply_is_its_senders_error(grid: SafeGrid, link: FakeSuperLink) -> None:
     parts = link.reply(send(grid, "damaged"), b"first")
     link.objects |= {name: content[:-4] + b"!!!!" for name, content in parts.items()}
@@ -126,4 +191,37 @@ def test_a_reply_to_a_message_that_was_never_sent_is_dropped(grid: SafeGrid, lin
     link.complete_reply(stranger, b"forged again")
     link.replies[-1][0].metadata.reply_to_message_id = "sent"
     assert unpack(pull(grid, 1, "sent")["sent"].content) == b"right"
+    grid.close()
+
+
+def test_a_request_that_is_confirmed_too_early_does_not_stop_the_others(
+    grid: SafeGrid, link: FakeSuperLink
+) -> None:
+    link.hasty.add(7)
+    first, second = (Message(pack(b"12345"), node, MessageType.TRAIN) for node in (7, 8))
+    assert grid.push_messages([first, second]) == ["", second.metadata.message_id]
+    assert grid._limits.keys() == {second.metadata.message_id}
+    grid.close()
+
+
+def test_the_end_is_announced_again_to_a_client_that_confirmed_too_early(
+    grid: SafeGrid, link: FakeSuperLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(superlink, "END_SECONDS", 30.0)
+    link.hasty.add(7)
+    usual, told = SafeGrid._push, []
+
+    def push(grid: SafeGrid, message: Message) -> str:
+        if name := usual(grid, message):
+            link.complete_reply(message, b"")
+        told.append((message.content.object_id, bool(name)))
+        return name
+
+    monkeypatch.setattr(SafeGrid, "_push", push)
+    connected = {"north": NodeInfo(node_id=7, last_activated_at="1")}
+    registry = SimpleNamespace(seen={"north"}, revoked=set(), connected=lambda: connected)
+    engine: Any = SimpleNamespace(registry=registry, grid=grid)
+    superlink.announce_end(engine, tmp_path, lambda status: pytest.fail(status))
+    assert [accepted for _, accepted in told] == [False, True]
+    assert told[0][0] != told[1][0], "other clients can predict the name of this record"
     grid.close()

@@ -48,6 +48,15 @@ def test_clients_need_a_registered_key(guard_file: Path) -> None:
     assert check("/v1/fleet/x", "10.0.0.2") == 200
 
 
+def test_a_request_with_two_keys_is_refused(guard_file: Path) -> None:
+    admit_clients(guard_file, {b"key": "north"}, 1000)
+    version = (b"fedseal-version", fedseal_version().encode())
+    keys = [(b"flwr-public-key", b"b3RoZXI="), (b"flwr-public-key", b"a2V5")]
+    for headers, status in ((keys, 400), (keys[:1], 403), (keys[1:], 200)):
+        scope = {"path": "/v1/fleet/x", "raw_path": b"", "headers": [version, *headers]}
+        assert Guard(None).check(scope) == status  # type: ignore[arg-type]
+
+
 def test_large_requests_are_refused(guard_file: Path) -> None:
     admit_clients(guard_file, {b"key": "north"}, 1000)
     for path, size, status in (

@@ -46,6 +46,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedseal.deploy.guard import VERSION_HEADER
+from fedseal.deploy.inflation import inflated_size
 from fedseal.deploy.keys import ClientKey
 from fedseal.deploy.obstacles import Obstacle, explain
 from fedseal.deploy.programs import Notify
@@ -262,11 +263,8 @@ class Connection:
                 time.sleep(PART_POLL)
             parts[part.object_id] = answer.object_content
             size += len(answer.object_content)
-            if size > 1_000_000 * (limit := self.consent.limits.request):
-                raise RequestRefusedError(
-                    f"this client accepts requests of at most {limit} MB, but the server's is larger: join"
-                    " with --limit request=MB to accept it"
-                )
+            self._check_size(size)
+        self._check_size(inflated_size(parts))
         message = inflate_object_from_contents(tree.object_id, parts)
         if not isinstance(message, Message) or not message.has_content():
             raise TypeError("not a request")
@@ -275,6 +273,14 @@ class Connection:
             ConfirmMessageReceivedRequest(node=node, run_id=run_id, message_object_id=tree.object_id)
         )
         return message
+
+    def _check_size(self, size: int) -> None:
+        """Refuses a request of so many bytes if they are too many."""
+        if size > 1_000_000 * (limit := self.consent.limits.request):
+            raise RequestRefusedError(
+                f"this client accepts requests of at most {limit} MB, but the server's is larger: join"
+                " with --limit request=MB to accept it"
+            )
 
     def _activate(self) -> None:
         """Registers this client as connected. A new connection makes the server repeat its request."""

@@ -4,9 +4,11 @@ python -m fedseal.deploy.flower_program OPTIONS...
 """
 
 import os
+import resource
 import shutil
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -15,16 +17,20 @@ from flwr.superlink import extensions
 from flwr.superlink.cli.flower_superlink import flower_superlink
 from starlette.middleware import Middleware
 
+from fedseal.deploy.bounded_http import BoundedProtocol
 from fedseal.deploy.guard import Guard
 from fedseal.system.processes import end_with_parent
 
 # h11 limits the size of a request's URL and headers. The access log would repeat each stranger's URL.
-SAFE = {"http": "h11", "access_log": False}
+SAFE = {"http": BoundedProtocol, "access_log": False}
 
 
 def main() -> None:
     """Runs the SuperLink until it is stopped. If its parent was killed, it removes its own private folder."""
     end_with_parent(partial(shutil.rmtree, os.environ["FLWR_HOME"], ignore_errors=True))
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(ValueError):  # not on every system
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))  # each connection is a file
     extensions.get_middleware = lambda: (Middleware(Guard),)
     usual = uvicorn.run
 

@@ -23,14 +23,17 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
+    ObjectPushError,
     inflate_object_from_contents,
     pull_objects,
 )
 from flwr.superlink.grid import HttpGrid
 
+from fedseal.deploy.inflation import inflated_size
 from fedseal.engines.flower.engine import size_limit
 
 THREADS = 64
+MAX_FETCHES = 2  # of replies of one client at the same time
 PULL_SECONDS = 0.1  # that `pull_messages` waits for replies that are being fetched
 # Seconds between two attempts to fetch a part that has not arrived yet, doubled after each.
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.05, 2.0
@@ -47,27 +50,59 @@ class SafeGrid(HttpGrid):
         super().__init__(*arguments, **options)
         self._limits: dict[str, int] = {}  # largest reply, by message without a reply so far
         self._fetched: dict[str, Future[Message]] = {}  # replies, by the message that they answer
+        self._senders: dict[str, int] = {}  # of these replies
+        self._unwanted: set[str] = set()  # messages whose replies are removed when they arrive
+        self._abandoned: set[str] = set()  # messages whose replies are being fetched in vain
         self._threads, self._closed = ThreadPoolExecutor(THREADS, "reply"), False
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        messages = list(messages)
-        names = list(super().push_messages(messages))
-        sizes = map(arrays_size, messages)
-        self._limits |= {name: size_limit(size) for name, size in zip(names, sizes, strict=True) if name}
-        return names
+        """The names of the messages. It is empty for one that was not accepted."""
+        return [self._push(message) for message in messages]
+
+    def _push(self, message: Message) -> str:
+        try:
+            name = next(iter(super().push_messages([message])), "")
+        except ObjectPushError:  # its receiver confirmed it before it was complete
+            return ""
+        if name:
+            self._limits[name] = size_limit(arrays_size(message))
+        return name
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """The replies that have arrived. A reply to a message that was never sent is dropped."""
         expected = set(message_ids) & self._limits.keys()
-        answer = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=expected))
+        asked = expected | self._unwanted
+        answer = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=asked))
         for reply, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
             name = reply.metadata.reply_to_message_id
             if name in expected:
                 expected.remove(name)  # the first of two replies counts
+                self._make_room(reply.metadata.src_node_id)
+                self._senders[name] = reply.metadata.src_node_id
                 self._fetched[name] = self._threads.submit(self._fetch, reply, tree, self._limits.pop(name))
+            elif name in self._unwanted:
+                self._unwanted.remove(name)
+                self._threads.submit(self._forget, reply)
         done, _ = wait(self._fetched.values(), PULL_SECONDS)
         names = [name for name, future in self._fetched.items() if future in done]
-        return [self._fetched.pop(name).result() for name in names]
+        replies = [self._fetched.pop(name).result() for name in names]
+        self._senders = {name: self._senders[name] for name in self._fetched}
+        return replies
+
+    def _make_room(self, sender: int) -> None:
+        """Gives up incomplete replies of a client that sends another one, because each occupies a thread."""
+        unfinished = [name for name, future in self._fetched.items() if not future.done()]
+        own = [name for name in unfinished if self._senders[name] == sender]
+        self.abandon(own[: max(0, len(own) + 1 - MAX_FETCHES)])
+
+    def abandon(self, message_ids: Iterable[str]) -> None:
+        """Gives up the replies to these messages, so that they occupy no thread and no memory."""
+        for name in message_ids:
+            fetching = self._fetched.pop(name, None)
+            if fetching and not fetching.done():
+                self._abandoned.add(name)
+            if self._limits.pop(name, None) is not None:
+                self._unwanted.add(name)
 
     def close(self) -> None:
         self._closed = True  # ends the threads, which would keep this process alive
@@ -77,7 +112,9 @@ class SafeGrid(HttpGrid):
     def _fetch(self, reply: MessageProto, tree: ObjectTree, limit: int) -> Message:
         """A reply, or an error message in its place. The SuperLink says which message it answers."""
         try:
-            parts = self._pull_parts(tree, limit)
+            parts = self._pull_parts(reply.metadata.reply_to_message_id, tree, limit)
+            if inflated_size(parts) > limit:
+                raise TooLargeError
             message = cast(Message, inflate_object_from_contents(reply.metadata.message_id, parts))
             message.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
             return message
@@ -88,6 +125,7 @@ class SafeGrid(HttpGrid):
         except Exception as exception:
             error = Error(ErrorCode.UNKNOWN, f"its reply cannot be read ({type(exception).__name__})")
         finally:
+            self._abandoned.discard(reply.metadata.reply_to_message_id)
             self._forget(reply)
         metadata = Metadata(
             run_id=self.run.run_id,
@@ -112,14 +150,14 @@ class SafeGrid(HttpGrid):
         with suppress(httpx.HTTPError):
             self._runtime_client.ConfirmMessageReceived(confirmation)
 
-    def _pull_parts(self, tree: ObjectTree, limit: int) -> dict[str, bytes]:
-        """The content of all objects in a tree, up to `limit` bytes together."""
+    def _pull_parts(self, request: str, tree: ObjectTree, limit: int) -> dict[str, bytes]:
+        """The content of all objects of the reply to a request, up to `limit` bytes together."""
         pull = make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, self.run.run_id)
         left = limit
 
         def pull_within_limit(name: str) -> bytes:
             nonlocal left
-            if self._closed:
+            if self._closed or request in self._abandoned:
                 raise InterruptedError
             content = pull(name)
             left -= len(content)

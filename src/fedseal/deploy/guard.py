@@ -73,6 +73,8 @@ class Guard:
         if len(scope.get("raw_path") or b"") + len(scope.get("query_string", b"")) > MAX_URL_BYTES:
             return 414
         if scope["path"].startswith(FLEET):
+            if len(client_keys(scope)) > 1:
+                return 400
             limit = MAX_OBJECT_BYTES if scope["path"] == UPLOAD else MAX_BODY_BYTES
             if body_size(scope) > limit or b"transfer-encoding" in headers:
                 return 413
@@ -150,7 +152,12 @@ async def refuse(send: Send, status: int) -> None:
 
 
 def client_key(scope: Scope) -> str:
-    return str(dict(scope["headers"]).get(b"flwr-public-key", b"").decode("latin-1"))
+    return next(iter(client_keys(scope)), "")
+
+
+def client_keys(scope: Scope) -> list[str]:
+    """All keys that a request names. Flower checks its signature against the first one."""
+    return [value.decode("latin-1") for name, value in scope["headers"] if name == b"flwr-public-key"]
 
 
 def body_size(scope: Scope) -> int:

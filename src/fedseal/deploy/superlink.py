@@ -36,7 +36,7 @@ from fedseal.deploy.guard import admit_clients
 from fedseal.deploy.programs import Notify, SuperLink, flower_home, guard_file
 from fedseal.deploy.revocation import Keys, KeyWatch
 from fedseal.engines.flower.engine import GONE, ClientRegistry, FlowerEngine, flower_errors, size_limit
-from fedseal.engines.flower.task import END_OF_RUN, make_task, pack
+from fedseal.engines.flower.task import END_OF_RUN, make_task, nonce, pack
 from fedseal.errors import UserError
 from fedseal.run_setup import RunSetup
 from fedseal.storage.run_folder import checkpoint_file, find_finished
@@ -290,7 +290,7 @@ def announce_end(engine: FlowerEngine, folder: Path, config: Config, notify: Not
 
     def last_message(name: str, node: NodeInfo) -> Message:
         record = pack(model)
-        record[END_OF_RUN] = ConfigRecord({"client": name})
+        record[END_OF_RUN] = ConfigRecord({"client": name, "nonce": nonce()})
         return Message(record, node.node_id, MessageType.QUERY, ttl=2 * END_SECONDS)
 
     left = engine.registry.seen - engine.registry.revoked
@@ -305,9 +305,8 @@ def announce_end(engine: FlowerEngine, folder: Path, config: Config, notify: Not
                 notify(f"waiting up to {END_SECONDS:g} seconds to tell {names} that the run has ended")
             for name, node in engine.registry.connected().items():
                 if name in left and activations.get(name) != node.last_activated_at:
-                    activations[name] = node.last_activated_at
-                    messages = engine.grid.push_messages([last_message(name, node)])
-                    sent |= dict.fromkeys(filter(None, messages), name)
+                    for message in filter(None, engine.grid.push_messages([last_message(name, node)])):
+                        activations[name], sent[message] = node.last_activated_at, name
             for reply in engine.grid.pull_messages(list(sent)) if sent else ():
                 name = sent.pop(reply.metadata.reply_to_message_id, "")
                 if not reply.has_error() or reply.error.code not in GONE:

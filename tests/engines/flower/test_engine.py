@@ -18,8 +18,11 @@ pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedseal.config.load import load_config
@@ -48,6 +51,8 @@ class FakeGrid(Grid):
     starts: dict[str, int] = field(default_factory=dict)
     replies: dict[str, Message] = field(default_factory=dict)
     requests: list[tuple[str, Packet]] = field(default_factory=list)
+    abandoned: list[str] = field(default_factory=list)
+    hasty: list[str] = field(default_factory=list)  # whose next request is not accepted
 
     def get_nodes(self) -> list[NodeInfo]:
         names = [name for name in self.images if name not in self.absent]
@@ -63,6 +68,9 @@ class FakeGrid(Grid):
 
     def deliver(self, message: Message) -> str:
         name = next(n for n in self.images if number(n) == message.metadata.dst_node_id)
+        if name in self.hasty:
+            self.hasty.remove(name)
+            return ""
         message.metadata.__dict__["_message_id"] = str(uuid4())
         node: Any = {"images": str(self.images[name]), "memory": str(self.memory / name), "client": name}
         correct = client_app.app(message, Context(1, number(name), node, RecordDict(), {}))
@@ -75,6 +83,9 @@ class FakeGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         return [self.replies.pop(name) for name in message_ids if name in self.replies]
+
+    def abandon(self, message_ids: Iterable[str]) -> None:
+        self.abandoned += message_ids
 
     def get_node_ids(self) -> list[int]:
         raise NotImplementedError
@@ -254,6 +265,21 @@ def test_a_request_that_did_not_reach_its_client_is_sent_again(
     assert len(grid.requests) == 5  # two rounds with two clients, and one request twice
 
 
+@pytest.mark.parametrize(("times", "left_out"), [(2, 0), (11, 1)])
+def test_a_request_that_was_not_accepted_is_sent_again(
+    times: int,
+    left_out: int,
+    grid: FakeGrid,
+    run: Callable[..., list[dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_module, "NODE_POLL", 0.0)
+    grid.hasty = ["north"] * times
+    events = run(rounds=1, engine__deadline=600)
+    reasons = [event["reason"] for event in events if event["event"] == "left-out"]
+    assert reasons == ["its connection broke more than 10 times"] * left_out
+
+
 def test_a_client_that_loses_its_request_again_and_again_is_left_out(
     grid: FakeGrid, run: Callable[..., list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,6 +378,25 @@ def test_a_client_that_reconnects_in_time_gets_its_request_again(
     assert images["count"].tolist() == [2] * 18  # asked twice in round 1, counted once
 
 
+def test_replies_that_are_not_needed_any_more_are_abandoned(
+    grid: FakeGrid, run: Callable[..., list[dict[str, Any]]]
+) -> None:
+    names: dict[str, list[str]] = {"north": [], "south": []}
+
+    def silent_at_first(request: Message, reply: Message) -> Message | None:
+        names["north"].append(request.metadata.message_id)
+        grid.starts["north"] = 1
+        return None if len(names["north"]) == 1 else reply
+
+    def silent(request: Message, reply: Message) -> None:
+        names["south"].append(request.metadata.message_id)
+
+    grid.behaviours |= {"north": silent_at_first, "south": silent}
+    run(rounds=1, engine__deadline=5)
+    assert len(names["north"]) == 2
+    assert grid.abandoned == [names["north"][0], *names["south"]]
+
+
 def test_too_few_replies_stop_the_run_which_can_be_resumed(
     grid: FakeGrid, own: dict[str, Any], run: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -429,6 +474,19 @@ def test_a_task_is_read_back_and_keeps_the_servers_settings_private(own: dict[st
     assert task.config.keys() == {"method", "seed", "model", "augment", "client", "fedseal"}
 
 
+def test_a_client_cannot_spoil_the_request_of_another_whose_name_it_knows(own: dict[str, Any]) -> None:
+    """East announces the record that it expects in the request to south, with other parts."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    easts, souths = (example_task(own).model_copy(update={"client": name}) for name in ("east", "south"))
+    known = pack(b"packet", easts)
+    known["task"] = ConfigRecord(dict(known.config_records["task"]) | {"task": souths.model_dump_json()})
+    store = InMemoryObjectStore()
+    store.preregister(1, ObjectTree(object_id="0" * 64, children=[ObjectTree(object_id=known.object_id)]))
+    request = Message(pack(b"packet", souths), 7, "train")
+    store.preregister(1, get_object_tree(request))
+    assert store.get_object_tree(request.object_id) == get_object_tree(request)
+
+
 def test_missing_clients_are_an_error_that_names_the_connected_ones(grid: FakeGrid) -> None:
     numbers: list[int] = []
     registry = ClientRegistry(grid, ("north", "south", "west"))  # without keys it asks for names
@@ -446,6 +504,11 @@ def test_a_client_that_is_revoked_before_the_first_round_is_not_waited_for(grid:
     registry.replace_keys({})
     with pytest.raises(UserError, match="no client is left"):
         registry.wait_for_clients(2, 60)
+
+
+def test_a_client_whose_question_was_not_accepted_is_asked_again(grid: FakeGrid) -> None:
+    grid.hasty = ["north"]
+    assert ClientRegistry(grid, ("north",)).wait_for_clients(1, 60) == {"north"}
 
 
 def test_an_unexpected_client_is_reported_and_does_not_count(

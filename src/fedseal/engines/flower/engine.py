@@ -60,7 +60,7 @@ class ClientRegistry:
     def _ask_for_names(self, nodes: Collection[int]) -> None:
         for node in set(nodes) - self._names.keys() - set(self._queries.values()):
             query = Message(RecordDict(), node, MessageType.QUERY)
-            self._queries |= dict.fromkeys(self.grid.push_messages([query]), node)
+            self._queries |= dict.fromkeys(filter(None, self.grid.push_messages([query])), node)
         for answer in self.grid.pull_messages(list(self._queries)) if self._queries else ():
             node = self._queries.pop(answer.metadata.reply_to_message_id, 0)
             if node and answer.has_content() and "client" in answer.content.config_records:
@@ -153,8 +153,10 @@ class FlowerEngine:
                     for k in sorted(waiting):
                         node = connected.get(self.names[k])
                         if node is not None and activations.get(k) != node.last_activated_at:
-                            activations[k], sends[k] = node.last_activated_at, sends[k] + 1
-                            sent |= dict.fromkeys(self._send(node, k, wires[id(requests[k])]), k)
+                            name = self._send(node, k, wires[id(requests[k])])
+                            # A request that was not accepted is sent again.
+                            activations[k], sends[k] = node.last_activated_at if name else "", sends[k] + 1
+                            sent |= {name: k} if name else {}
                 messages = list(self.grid.pull_messages(list(sent))) if sent else []
             for k in sorted(waiting - activations.keys()):
                 if self.names[k] not in before or time.monotonic() > start + RETURN_SECONDS:
@@ -172,19 +174,29 @@ class FlowerEngine:
                     waiting.remove(k)
                     wire = wires[id(requests[k])]
                     yield read_reply(message, k, wire, simulated=bool(self.task.memory_folder))
+            self._abandon(sent, [name for name in sent if sent[name] not in waiting])
             if time.monotonic() > end:
                 break
             time.sleep(REPLY_POLL if waiting else 0)
+        self._abandon(sent, list(sent))
         for k in sorted(waiting):
             yield Reply(k, Packet(), sizes[k], problem=Problem(f"no reply within {self.deadline:g} seconds"))
         self.clients = [k for k in self.clients if self.names[k] not in self.registry.revoked]
         if not self.clients:
             raise UserError("The keys of all clients were revoked: no client is left.")
 
-    def _send(self, node: NodeInfo, k: int, wire: bytes) -> list[str]:
+    def _abandon(self, sent: dict[str, int], messages: Collection[str]) -> None:
+        """Expects no reply to these messages any more. Flower's own Grids need not be told."""
+        if messages:
+            getattr(self.grid, "abandon", lambda messages: None)(messages)
+        for name in messages:
+            del sent[name]
+
+    def _send(self, node: NodeInfo, k: int, wire: bytes) -> str:
+        """The name of the message to a client, which is empty if it was not accepted."""
         task = self.task.model_copy(update={"client": self.names[k]})
         message = Message(pack(wire, task), node.node_id, MessageType.TRAIN, ttl=self.deadline)
-        return [name for name in self.grid.push_messages([message]) if name]
+        return next(iter(self.grid.push_messages([message])), "")
 
 
 def read_reply(message: Message, k: int, request: bytes, *, simulated: bool = False) -> Reply:

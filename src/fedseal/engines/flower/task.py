@@ -1,5 +1,6 @@
 """What a client is told besides its packet, and the Flower records that carry both."""
 
+import secrets
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,8 +80,17 @@ def pack(packet: bytes, task: ClientTask | None = None) -> RecordDict:
     array = Array("uint8", (len(packet),), "packet", packet)
     record = RecordDict({"packet": ArrayRecord({"packet": array})})
     if task is not None:
-        record["task"] = ConfigRecord({"task": task.model_dump_json()})
+        record["task"] = ConfigRecord({"task": task.model_dump_json(), "nonce": nonce()})
     return record
+
+
+def nonce() -> str:
+    """Makes a message's record unique.
+
+    Flower names an object by a hash of its content. A client that can predict the name of another client's
+    record could announce an object of that name first, and the other client would lose its message.
+    """
+    return secrets.token_hex(16)
 
 
 def unpack(record: RecordDict) -> bytes:
