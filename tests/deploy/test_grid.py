@@ -31,6 +31,7 @@ from flwr.supercore.object_store.object_store import NoObjectInStoreError
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedseal.config.load import load_config
 from fedseal.deploy import grid as grid_module
 from fedseal.deploy import superlink
 from fedseal.deploy.grid import THREADS, SafeGrid
@@ -221,7 +222,9 @@ def test_the_end_is_announced_again_to_a_client_that_confirmed_too_early(
     connected = {"north": NodeInfo(node_id=7, last_activated_at="1")}
     registry = SimpleNamespace(seen={"north"}, revoked=set(), connected=lambda: connected)
     engine: Any = SimpleNamespace(registry=registry, grid=grid)
-    superlink.announce_end(engine, tmp_path, lambda status: pytest.fail(status))
+    monkeypatch.setattr(superlink, "find_finished", lambda folder, config: True)
+    (tmp_path / "model.safetensors").write_bytes(b"model")
+    superlink.announce_end(engine, tmp_path, load_config("folders"), lambda status: pytest.fail(status))
     assert [accepted for _, accepted in told] == [False, True]
     assert told[0][0] != told[1][0], "other clients can predict the name of this record"
     grid.close()
