@@ -13,11 +13,11 @@ from single import torture_exporting, torture_reproducing, torture_training
 from torture import Tally, Turn, torture
 
 TURNS = (
-    Turn("train", torture_training, 5, 20),
+    Turn("train", torture_training, 4, 12),
     Turn("export", torture_exporting, 1, 30),
     Turn("reproduce", torture_reproducing, 1, 2),
     Turn("deployment", torture_deployment, 2, 4),
-    Turn("messages", torture_messages, 0, 4),
+    Turn("messages", torture_messages, 0, 3),
 )
 
 
