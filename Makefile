@@ -34,7 +34,7 @@ test: lint
 	$(BIN)/fedseal data get fashion-mnist
 	@command -v chromium >/dev/null || (apt-get update -q && apt-get install -y -q chromium) >/dev/null 2>&1 \
 	  || echo "There is no chromium, and apt could not install it: reports are not looked at in a browser."
-	$(BIN)/pytest -n 5 --dist worksteal
+	$(BIN)/pytest -n 4 --dist worksteal
 
 bench: setup
 	$(BIN)/fedseal data get fashion-mnist

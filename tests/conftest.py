@@ -32,14 +32,14 @@ hypothesis_settings.load_profile("fedseal")
 TINY: dict[str, Any] = SMOKE | {"engine.workers": 1, "fedseal.bootstrap_epochs": 5}
 
 
-LONG = ("deploy", "torture")  # folders of tests that start many processes and mostly wait for them
+LONG = ("deploy", "torture", "test_resume.py")  # tests that start many processes and mostly wait for them
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each worker of pytest-xdist gets an equal part of the list, and begins with its share of long tests."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    long = [item for item in items if item.path.parent.name in LONG]
-    rest = [item for item in items if item.path.parent.name not in LONG]
+    long = [item for item in items if {item.path.parent.name, item.path.name} & {*LONG}]
+    rest = [item for item in items if item not in long]
     bounds = [len(rest) * worker // workers for worker in range(workers + 1)]
     parts = [(*long[w::workers], *rest[bounds[w] : bounds[w + 1]]) for w in range(workers)]
     items[:] = [item for part in parts for item in part]

@@ -19,7 +19,7 @@ from fedseal.storage.events_file import read_rounds
 # A real server that does not stay until the killed client has learned of the end.
 IMPATIENT = """
 from fedseal.deploy import superlink
-superlink.END_SECONDS = 1.0
+superlink.END_SECONDS = 10.0
 from fedseal.cli.main import main
 main()
 """
