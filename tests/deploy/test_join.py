@@ -93,19 +93,20 @@ def test_a_client_is_refused(status: int, reason: str, key: Path, tmp_path: Path
         connect(port, key)
 
 
-def test_a_clock_that_is_set_soon_is_waited_for(key: Path, tmp_path: Path) -> None:
-    with listening(401, 401, 200, folder=tmp_path / "keys") as port:
+@pytest.mark.parametrize(
+    ("status", "message", "reason"),
+    [
+        (401, "clocks agree. Trying again for up to 60 seconds", "clocks agree"),
+        (412, "another connected client with this key: stop the other", "add-client"),
+    ],
+)
+def test_a_wrong_clock_and_an_earlier_connection_are_waited_for(
+    status: int, message: str, reason: str, key: Path, tmp_path: Path
+) -> None:
+    with listening(status, status, 200, folder=tmp_path / "keys") as port:
         messages = connect(port, key)
-    assert len(messages) == 2 and "clocks agree. Trying again for up to 60 seconds" in messages[0]
-    with listening(401, folder=tmp_path / "keys") as port, pytest.raises(UserError, match="clocks agree"):
-        connect(port, key, wait=0)
-
-
-def test_an_earlier_connection_is_waited_for(key: Path, tmp_path: Path) -> None:
-    with listening(412, 412, 200, folder=tmp_path / "keys") as port:
-        messages = connect(port, key)
-    assert len(messages) == 2 and "another connected client with this key: stop the other" in messages[0]
-    with listening(412, folder=tmp_path / "keys") as port, pytest.raises(UserError, match="add-client"):
+    assert len(messages) == 2 and message in messages[0]
+    with listening(status, folder=tmp_path / "keys") as port, pytest.raises(UserError, match=reason):
         connect(port, key, wait=0)
 
 

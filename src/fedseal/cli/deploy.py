@@ -162,7 +162,7 @@ def serve(
             without=without or [],
             console=Console(quiet=quiet or json_logs, highlight=False),
             observers=observers,
-            own_files=[log, mlflow_folder(mlflow)],
+            open_files=[log, mlflow_folder(mlflow)],
         )
 
 

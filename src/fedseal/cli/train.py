@@ -103,7 +103,7 @@ def train(
                 resume=resume,
                 console=terminal,
                 observers=observers,
-                own_files=[log, mlflow_folder(mlflow)],
+                open_files=[log, mlflow_folder(mlflow)],
             )
 
     with continue_by(how_to_continue):

@@ -55,7 +55,7 @@ def serve(
     without: Sequence[str] = (),
     console: Console,
     observers: Sequence[Observer] = (),
-    own_files: Sequence[Path | None] = (),
+    open_files: Sequence[Path | None] = (),
 ) -> Result:
     """Trains with the named clients and leaves the same run folder as `fedseal train`.
 
@@ -98,7 +98,7 @@ def serve(
         observers=observers,
         federation=federation,
         start_engine=start_engine,
-        own_files=own_files,
+        open_files=open_files,
     )
     log.info(f"{describe_accuracy(result, federation)}, run folder: {folder}")
     return result

@@ -73,10 +73,12 @@ def checkpoint_fingerprint(setup: RunSetup) -> str:
     return f"{setup.config.fingerprint(ignore=['rounds'])}-{setup.federation.fingerprint}"
 
 
-def claim_folder(folder: Path, config: Config, resume: bool, own_files: Sequence[Path | None] = ()) -> Config:
+def claim_folder(
+    folder: Path, config: Config, resume: bool, open_files: Sequence[Path | None] = ()
+) -> Config:
     """Checks that a folder is free for a run, or holds the same run if it is to be resumed.
 
-    A free folder may hold `own_files`, which this command has just opened: its log or a store of MLflow.
+    A free folder may hold `open_files`, which this command has just opened: its log or a store of MLflow.
     Returns the configuration with `server.threads` set: as in the run so far, or one per core.
     """
     written, lock = folder / "config.toml", folder / "checkpoint" / "lock"
@@ -87,7 +89,7 @@ def claim_folder(folder: Path, config: Config, resume: bool, own_files: Sequence
             return config.with_threads(cores())
         if not begun and lock.exists():  # a start that failed before round 1
             return config.with_threads(cores())
-        opened = [file.resolve() for file in own_files if file is not None]
+        opened = [file.resolve() for file in open_files if file is not None]
         if all(any(file.is_relative_to(path.resolve()) for file in opened) for path in folder.iterdir()):
             make_private(folder)  # as a new run folder is
             return config.with_threads(cores())

@@ -96,17 +96,17 @@ def run_training(
     observers: Sequence[Observer] = (),
     federation: Federation | None = None,
     start_engine: StartEngine | None = None,
-    own_files: Sequence[Path | None] = (),
+    open_files: Sequence[Path | None] = (),
 ) -> Result:
     """Trains into a folder; a finished run is not run again.
 
-    Without `federation` and `start_engine`, data and engine are those of the configuration. `own_files` may
+    Without `federation` and `start_engine`, data and engine are those of the configuration. `open_files` may
     be in a new folder already.
     """
     with pinned(config.method, config.model.name):
         set_up_process(config.engine.arithmetic)
         start_engine = start_engine or find_engine(config.engine.name)
-        config = claim_folder(folder, config, resume, own_files)
+        config = claim_folder(folder, config, resume, open_files)
         if (finished := find_finished(folder, config)) is not None:
             return finished
         started = time.perf_counter()
