@@ -105,7 +105,7 @@ def test_run_killed_at_any_moment_and_resumed_gives_the_same_result(whole: Path,
         run = subprocess.Popen(command(tmp_path / "cut"))
         log = tmp_path / "cut" / "events.jsonl"
         before = log.read_text().count("\n") if log.exists() else 0
-        while run.poll() is None and (not log.exists() or log.read_text().count("\n") < before + 3):
+        while run.poll() is None and (not log.exists() or log.read_text().count("\n") < before + 2):
             time.sleep(0.01)
         time.sleep(moment.uniform(0, 0.2))
         workers = children(run.pid)
