@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PEERS := .venv-peers
 
-.PHONY: setup demo test bench bench-peers fuzz torture lint clean
+.PHONY: setup demo test suite bench bench-peers fuzz torture lint format types clean
 
 setup: $(READY)
 
@@ -25,12 +25,20 @@ $(READY): requirements.lock pyproject.toml deploy/install.sh
 demo: setup
 	$(BIN)/fedseal train demo --baseline --out runs/demo --resume
 
-lint: setup
+lint: format types
+
+format: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: setup
 	$(BIN)/mypy
 
-test: lint
+# Many tests wait for processes, so types are checked meanwhile.
+test: format
+	@$(MAKE) --no-print-directory -j 2 types suite
+
+suite: setup
 	$(BIN)/fedseal data get fashion-mnist
 	@command -v chromium >/dev/null || (apt-get update -q && apt-get install -y -q chromium) >/dev/null 2>&1 \
 	  || echo "There is no chromium, and apt could not install it: reports are not looked at in a browser."

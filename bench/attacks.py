@@ -75,7 +75,9 @@ def keys() -> list[Key]:
     rules = product(SETTINGS, (0,), RULES, ATTACKS, (2, 3, 1))
     found = [*clean, *claim, *product(SETTINGS, (0,), RULES, ("none",), (0,))]
     found += sorted(rules, key=lambda key: (key[4] != 2, key[2] not in ("mean", DEFAULT)))
-    found += product(SETTINGS, range(1, SEEDS), ("mean", DEFAULT), ATTACKS, (2, 3, 1))
+    found += product(SETTINGS, range(1, SEEDS), RULES, ("none",), (0,))
+    for number, seed in product((2, 3, 1), range(1, SEEDS)):
+        found += product(SETTINGS, (seed,), RULES, ATTACKS, (number,))
     return list(dict.fromkeys(found))
 
 
@@ -201,9 +203,12 @@ def tables(found: dict[str, Any]) -> list[str]:
     lines.append(f"| none, without the gate | {' | '.join(plain)} |")
     lines += rows((1, 2), lambda a, n: [show(s, DEFAULT, a, n, range(SEEDS)) for s in SETTINGS])
     for number, setting in product((2, 1, 3), SETTINGS):
-        head = f"{setting}: {number} of 10 malicious, seed 0"
-        table = [f"| {head} | {' | '.join(RULES)} |", "|---|" + "---:|" * len(RULES)]
-        lines += ["", *table, *rows((number,), lambda a, n, s=setting: [show(s, r, a, n) for r in RULES])]
+        places = [*product(RULES, ("none",), (0,)), *product(RULES, ATTACKS, (number,))]
+        complete = all(show(setting, *place, range(SEEDS)) != "–" for place in places)
+        seeds, which = (range(SEEDS), "seeds 0–2") if complete else (range(1), "seed 0")
+        head = f"{setting}: {number} of 10 malicious, {which}"
+        lines += ["", f"| {head} | {' | '.join(RULES)} |", "|---|" + "---:|" * len(RULES)]
+        lines += rows((number,), lambda a, n, s=setting, k=seeds: [show(s, r, a, n, k) for r in RULES])
     missing = sum("/".join(map(str, key)) not in runs for key in keys())
     rest = f" {missing} of {len(keys())} runs have not been made." if missing else ""
     return [*lines, "", f"Measured on {found['date']} with fedseal {found['versions']['fedseal']}.{rest}"]

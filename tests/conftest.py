@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +33,25 @@ hypothesis_settings.load_profile("fedseal")
 TINY: dict[str, Any] = SMOKE | {"engine.workers": 1, "fedseal.bootstrap_epochs": 5}
 
 
-LONG = ("deploy", "torture", "test_resume.py")  # tests that start many processes and mostly wait for them
+WAITING = ("torture", "test_resume.py", "deploy")  # tests that start many processes and mostly wait for them
+COSTLY = (  # files whose tests take most of the processor's time
+    *("test_every_method.py", "test_reproduce_command.py", "test_own_network.py", "test_stop.py"),
+    *("test_environment.py", "test_run_cells.py", "test_readme.py", "test_golden.py"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each worker of pytest-xdist gets an equal part of the list, and begins with its share of long tests."""
+    """Each worker of pytest-xdist gets an equal part: waiting tests, costly ones, and the rest."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    long = [item for item in items if {item.path.parent.name, item.path.name} & {*LONG}]
-    rest = [item for item in items if item not in long]
-    bounds = [len(rest) * worker // workers for worker in range(workers + 1)]
-    parts = [(*long[w::workers], *rest[bounds[w] : bounds[w + 1]]) for w in range(workers)]
+    waiting = [i for name in WAITING for i in items if name in (i.path.parent.name, i.path.name)]
+    parts = [waiting[w::workers] for w in range(workers)]
+    for i, name in enumerate(COSTLY):
+        parts[i % workers] += [item for item in items if item.path.name == name]
+    chosen = {item for part in parts for item in part}
+    rest = iter([item for item in items if item not in chosen])
+    for w, part in enumerate(parts):
+        end = len(items) * (w + 1) // workers - len(items) * w // workers
+        part += islice(rest, max(0, end - len(part)))
     items[:] = [item for part in parts for item in part]
 
 

@@ -1,5 +1,6 @@
 """Frozen networks: features by image, kept on disk, independent of other images to the bit."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,11 @@ def test_an_interruption_keeps_finished_segments(monkeypatch: pytest.MonkeyPatch
         extract(make(), 0, PIXELS, np.arange(70))
     extract(make(), 0, PIXELS, np.arange(70))
     assert calls == [32, 32, 32, 6]
+
+
+def test_features_belong_to_the_code_of_your_own_network() -> None:
+    places = {replace(make(), code=code).folder("plain", (3, 16, 16), "weights") for code in ("", "a", "b")}
+    assert len(places) == 3
 
 
 def test_features_are_evicted_when_nobody_uses_them(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,12 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
     refuse(tmp_path / "text.safetensors", "no weights that can be read safely")
     torch.save(lenet(), tmp_path / "whole.pth")  # a pickled module, which could run any code
     refuse(tmp_path / "whole.pth", "no weights that can be read safely")
+    for new_format in (True, False):
+        torch.save(lenet().state_dict(), tmp_path / "cut.pth", _use_new_zipfile_serialization=new_format)
+        data = (tmp_path / "cut.pth").read_bytes()
+        for length in (1, 3, 50, 150, 300, 450, len(data) // 2, len(data) - 1):
+            (tmp_path / "cut.pth").write_bytes(data[:length])
+            refuse(tmp_path / "cut.pth", "no weights that can be read safely")
     torch.save([1, 2], tmp_path / "list.pth")
     refuse(tmp_path / "list.pth", "no weights that can be read safely")
     save_file({"a": torch.ones(3)}, tmp_path / "other.safetensors")

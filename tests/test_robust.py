@@ -109,6 +109,29 @@ def test_fltrust() -> None:
     assert average["w"].tolist() == pytest.approx([1.7, 0.6])
 
 
+@pytest.mark.parametrize("rule", ["multi-krum", "fltrust"])
+def test_rules_that_look_at_learned_weights_take_the_median_of_statistics(rule: str) -> None:
+    """Learned weights 1, 1, 1 and variances 1, 2, 3e38: one client alone does not decide the variance."""
+    sent = {"w": torch.zeros(1), "n.running_var": torch.ones(1)}
+    uploads = {
+        k: {"w": torch.ones(1), "n.running_var": torch.tensor([v])} for k, v in enumerate([1, 2, 3e38])
+    }
+    combined = aggregation(rule).combine(uploads, sent, 1)
+    assert combined["n.running_var"].tolist() == [2.0] and combined["w"].tolist() == pytest.approx([1.0])
+
+
+def test_norms_do_not_depend_on_the_order_of_tensors() -> None:
+    """The model of a resumed run has its tensors in another order."""
+    for seed in range(50):
+        values = torch.randn(20, 100, generator=torch.Generator().manual_seed(seed))
+        upload = {str(i): value for i, value in enumerate(values)}
+        sent = {name: torch.zeros(100) for name in upload}
+        turned = dict(reversed(sent.items()))
+        assert robust.update_norm(upload, sent) == robust.update_norm(upload, turned)
+        one, other = (robust.trust_factors({0: upload}, each, upload) for each in (sent, turned))
+        assert one == other
+
+
 def test_fltrust_without_a_trusted_client_keeps_the_model() -> None:
     uploads, sent = models([-1.0, 0.0], [0.0, 0.0]), {"w": torch.tensor([0.0, 0.0])}
     factors = robust.trust_factors(uploads, sent, {"w": torch.tensor([2.0, 0.0])})

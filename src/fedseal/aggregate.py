@@ -66,8 +66,12 @@ class Aggregation:
             case "fltrust":
                 assert self.root is not None
                 factors = robust.trust_factors(uploads, sent, self.root(sent, t))
-                return robust.weighted_update(uploads, sent, factors)
-        return mean(uploads)  # after multi-krum, of those that it left
+                trusted = {k: uploads[k] for k, factor in factors.items() if factor.learned} or uploads
+                moved = robust.weighted_update(uploads, sent, factors)
+                return moved | robust.median_statistics(trusted, sent)
+            case "multi-krum":  # of the clients that it left
+                return mean(uploads) | robust.median_statistics(uploads, sent)
+        return mean(uploads)
 
     def malicious(self, clients: int) -> int:
         """How many of some clients may be malicious."""

@@ -4,6 +4,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -33,6 +34,12 @@ class Packet:
 
     tensors: Mapping[str, Tensors] = field(default_factory=dict)
     scalars: Mapping[str, Scalar] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in self.scalars.items():
+            if not isinstance(value, Scalar):
+                kind = type(value).__name__
+                raise TypeError(f"the scalar '{name}' of a packet is a {kind}, not a bool, int, float or str")
 
     def to_bytes(self) -> bytes:
         """Safetensors, with the scalars in its header."""
@@ -147,6 +154,13 @@ class Participant:
         """A generator that depends only on the seed, the participant, the round and the purpose."""
         return torch.Generator().manual_seed(derive_seed(self.seed, self.name, t, purpose))
 
+    @contextmanager
+    def seeded(self, t: int, purpose: str = "") -> Iterator[None]:
+        """Dropout and the like draw from PyTorch's own generator. Here it depends on the same as `rng`."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(self.seed, self.name, t, purpose, "network"))
+            yield
+
 
 @dataclass(frozen=True)
 class LabelledParticipant(Participant):
@@ -160,6 +174,7 @@ class Server(LabelledParticipant):
     """The server: labelled images to train on, and others for validation."""
 
     validation: LabelledImages
+    new_network: Callable[[int], Network]  # by seed: another one like `model`, newly initialised
     bootstrap: BootstrapSettings = field(default_factory=BootstrapSettings)
 
 

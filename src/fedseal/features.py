@@ -86,6 +86,7 @@ class Extractor:
     backbone: Network
     augmenter: Augmenter
     device: torch.device
+    code: str = ""  # a hash of your own network's file
 
     def hash_weights(self) -> str:
         """A hash of the network's weights."""
@@ -99,7 +100,7 @@ class Extractor:
         """Where features are kept. The name depends on everything that they depend on besides the pixels."""
         augment = f"{view} {self.augmenter}" if view != PLAIN else PLAIN
         computed = f"{self.device.type} {used_arithmetic()}"
-        about = f"{weights} {self.backbone.resize} {shape} {augment} {computed}"
+        about = f"{weights} {self.backbone.resize} {shape} {augment} {computed} {self.code}".rstrip()
         return cache.root() / f"features-{hashlib.sha256(about.encode()).hexdigest()[:24]}"
 
     def features(self, view: str, pixels: Tensor, hashes: Sequence[bytes]) -> Halves:

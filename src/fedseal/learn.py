@@ -152,7 +152,8 @@ def train_supervised(
     augment = settings.augment if isinstance(settings, ServerTrainingSettings) else "weak"
     passes = settings.epochs if epochs is None else epochs
     batches = labelled_batches(participant, participant.data, passes, participant.rng(t, stream), augment)
-    return fit(participant, start, batches, loss, learning_rate(participant, t))
+    with participant.seeded(t, stream):
+        return fit(participant, start, batches, loss, learning_rate(participant, t))
 
 
 def bootstrap(
@@ -168,7 +169,8 @@ def bootstrap(
         rng = server.rng(first, f"bootstrap {member}")
         batches = labelled_batches(server, server.data, epochs, rng, settings.augment)
         lr = settings.lr * settings.decay**first
-        w = fit(server, w, batches, lambda model, x, y: server_loss(model(x), y), lr)
+        with server.seeded(first, f"bootstrap {member}"):
+            w = fit(server, w, batches, lambda model, x, y: server_loss(model(x), y), lr)
         yield first + epochs, w
 
 

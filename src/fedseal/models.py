@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, max_pool2d, relu
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedseal.config.sections import ModelSettings
 from fedseal.errors import UserError
@@ -290,15 +291,6 @@ def _check_logits(logits: Any, images: Tensor, classes: int) -> None:
         raise ValueError("its output has other values than finite floating-point numbers")
 
 
-def fresh_weights(model: nn.Module, seed: int) -> None:
-    """Initialises all layers of a network anew, in place. The seed alone decides the weights."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        for layer in model.modules():
-            if isinstance(layer, nn.Conv2d | nn.Linear | nn.BatchNorm2d | nn.GroupNorm):
-                layer.reset_parameters()
-
-
 def check_layout(model: nn.Module) -> None:
     """Raises if the weights of a convolution are not in channels-last layout.
 
@@ -315,7 +307,7 @@ def check_layout(model: nn.Module) -> None:
 
 def refuse_batch_norm(model: nn.Module, method: str) -> None:
     """For methods that average clients' weights, which excludes running statistics."""
-    if any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
+    if any(isinstance(module, _BatchNorm) for module in model.modules()):
         raise UserError(
             f"{method} does not support batch normalisation: set model.norm to 'group' or 'none'."
         )

@@ -33,10 +33,10 @@ def update_norms(uploads: Models, sent: Tensors) -> dict[int, Pair]:
 
 def update_norm(upload: Tensors, sent: Tensors) -> Pair:
     """The Euclidean norms of one update."""
-    squares = [0.0, 0.0]
+    squares: tuple[list[float], list[float]] = ([], [])
     for name, value in _floats(sent):
-        squares[is_statistic(name)] += float((upload[name].double() - value.double()).square().sum())
-    return Pair(*map(math.sqrt, squares))
+        squares[is_statistic(name)].append(float((upload[name].double() - value.double()).square().sum()))
+    return Pair(*(math.sqrt(math.fsum(each)) for each in squares))
 
 
 def middle(norms: Iterable[float]) -> float:
@@ -87,6 +87,11 @@ def reduce_weights(uploads: Models, sent: Tensors, reduce: Reduce) -> Tensors:
     return {name: result[name] for name in sent}
 
 
+def median_statistics(uploads: Models, sent: Tensors) -> Tensors:
+    """BatchNorm statistics alone, for rules that only look at learned weights."""
+    return reduce_weights(uploads, {name: v for name, v in _floats(sent) if is_statistic(name)}, median)
+
+
 def median(values: Tensor) -> Tensor:
     """The median over the first dimension; of two middle values their mean."""
     ordered = values.sort(dim=0).values
@@ -123,12 +128,12 @@ def trust_factors(uploads: Models, sent: Tensors, root: Tensors) -> dict[int, Pa
     """FLTrust (Cao et al. 2021): each update is brought to the length of the server's own, `root` − `sent`,
     and weighs as much as its cosine with that one, or nothing if the cosine is negative.
 
-    BatchNorm statistics are not brought to a length.
+    Statistics stay as they were sent: see `median_statistics`.
     """
     norms, length = update_norms(uploads, sent), update_norm(root, sent).learned
     trusts: dict[int, float] = {}
     for k, (own, _) in norms.items():
-        product = sum(
+        product = math.fsum(
             float(((uploads[k][name].double() - v.double()) * (root[name].double() - v.double())).sum())
             for name, v in _floats(sent)
             if not is_statistic(name)
@@ -136,7 +141,7 @@ def trust_factors(uploads: Models, sent: Tensors, root: Tensors) -> dict[int, Pa
         trusts[k] = max(product / (own * length), 0.0) if own * length > 0 else 0.0
     total = sum(trusts.values()) or 1.0
     return {
-        k: Pair(trust / total * length / norms[k].learned, trust / total) if trust else Pair(0.0, 0.0)
+        k: Pair(trust / total * length / norms[k].learned if trust else 0.0, 0.0)
         for k, trust in trusts.items()
     }
 

@@ -81,7 +81,9 @@ def rounds(
         current = Round(t, cohort, engine.clients)
 
         # Step 1: supervised learning at the server.
-        state, requests = check_server_round(method.server_round(current, state, server), current, config)
+        with server.seeded(t, "server_round"):
+            found = method.server_round(current, state, server)
+        state, requests = check_server_round(found, current, config)
         check_finite(state, t, config)
         trained = [k for k, request in requests.items() if request.trains]
         spent = spend(t, trained) if spend else {}
@@ -105,11 +107,12 @@ def rounds(
         check_enough(sum(k in replies for k in trained), len(trained), t, config)
         packets = {k: replies[k].packet for k in sorted(replies)}
         seen = released(packets, requests, server.aggregation, method.uploads)
-        state = check_state(method.collect(current, state, seen, server), "collect", config)
+        with server.seeded(t, "collect"):
+            state = check_state(method.collect(current, state, seen, server), "collect", config)
         clock.lap("clients")
 
         metrics: dict[str, Any] = {"event": "round", "t": t}
-        if t % config.evaluate_every == 0 or t > config.rounds - LAST_ROUNDS:
+        if is_evaluated(t, config):
             metrics |= evaluate(state)
         clock.lap("evaluation")
         usable = replies.values()
@@ -118,6 +121,11 @@ def rounds(
         metrics |= spent
         metrics |= {"left_out": [names[k] for k in sorted(left_out)], "seconds": clock.laps}
         yield RoundDone(t, metrics, state)
+
+
+def is_evaluated(t: int, config: Config) -> bool:
+    """Whether accuracies are measured after round t."""
+    return t % config.evaluate_every == 0 or t > config.rounds - LAST_ROUNDS
 
 
 def sample_cohort(seed: int, t: int, clients: Sequence[int], size: int) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ from fedseal.learn import train_supervised
 from fedseal.models import MODELS, PRETRAINED, Network, build_network
 from fedseal.privacy import make_aggregation
 from fedseal.system.machine import find_device
+from fedseal.system.own_code import source_hash
 from fedseal.weights import Tensors
 
 # Mean and deviation of the pixels of ImageNet by number of channels.
@@ -80,25 +81,29 @@ class RunSetup:
                 f"model.freeze keeps the first weights of {settings.name}, but these are random: set"
                 f" model.weights, or model.name to {', '.join(PRETRAINED)}."
             )
-        backbone = self._image_network()
+        backbone = self._image_network(self._seed)
         make_backbone(backbone)
-        return Extractor(backbone, self.augmenter, self.device)
+        return Extractor(backbone, self.augmenter, self.device, source_hash(settings.name))
 
-    def network(self) -> Network:
-        """The initial network, or with `model.freeze` its last layer.
+    def network(self, seed: int | None = None) -> Network:
+        """The initial network, or with `model.freeze` its last layer. Another seed gives another one.
 
         It normalises images, or features, by the mean and the deviation of those with labels.
         """
+        seed = self._seed if seed is None else seed
         if self.features is None:
-            return self._image_network()
+            return self._image_network(seed)
         labelled = self.features[self.federation.labelled][:, 0].double()
         mean, std = labelled.mean(dim=0), labelled.std(dim=0, correction=0).clamp(min=MIN_DEVIATION)
-        seed = derive_seed(self.config.seed, "initial weights")
         head = Head(len(self.federation.pool.classes), mean.tolist(), std.tolist(), seed)
         head.loaded = self.features.loaded
         return head.to(self.device)
 
-    def _image_network(self) -> Network:
+    @property
+    def _seed(self) -> int:
+        return derive_seed(self.config.seed, "initial weights")
+
+    def _image_network(self, seed: int) -> Network:
         pool, settings = self.federation.pool, self.config.model
         channels, size = pool.pixels.shape[1], pool.pixels.shape[2]
         mean, std = IMAGENET[channels]  # of a pretrained network that does not say what it was trained with
@@ -112,7 +117,7 @@ class RunSetup:
             classes=len(pool.classes),
             mean=mean,
             std=std,
-            seed=derive_seed(self.config.seed, "initial weights"),
+            seed=seed,
         )
         return network.to(self.device)
 
@@ -130,6 +135,7 @@ class RunSetup:
         server = Server(
             name="server",
             model=self.network(),
+            new_network=self.network,
             data=self.labelled_images(self.federation.labelled),
             validation=self.labelled_images(self.federation.validation),
             training=self.config.server,

@@ -38,6 +38,16 @@ def row(text: str, name: str) -> str:
     return found
 
 
+def test_files_of_others_in_the_same_folder_are_kept(filled: list[str], fedseal: Command) -> None:
+    for path in (cache.root() / "thesis", cache.root() / "my photos"):
+        path.mkdir()
+        (path / "a.txt").touch()
+        os.utime(path, (0, 0))
+    for option in ("--days=1", "--all"):
+        assert "thesis" not in fedseal("data", "clean", option).out
+    assert not names() and (cache.root() / "thesis" / "a.txt").exists()
+
+
 def test_old_images_are_removed_and_published_ones_kept(filled: list[str], fedseal: Command) -> None:
     first, second = filled
     shown = fedseal("data", "clean", "--dry-run").out

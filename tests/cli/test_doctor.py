@@ -11,7 +11,9 @@ import pytest
 from conftest import Command
 from fedseal.cli import doctor
 from fedseal.deploy import certificates, keys
+from fedseal.errors import UserError
 from fedseal.system.machine import cores
+from fedseal.system.ports import check_port
 
 
 def lines(out: str) -> dict[str, tuple[str, str]]:
@@ -54,6 +56,11 @@ def test_a_busy_port(fedseal: Command) -> None:
     assert answer.code == 2
     text = f"Cannot listen on 0.0.0.0:{number} (Address already in use): choose another --port."
     assert lines(answer.out)["port"] == ("fail", text)
+
+
+def test_a_host_that_is_not_this_machine() -> None:
+    with pytest.raises(UserError, match=r"Cannot listen on 203\.0\.113\.1:8000 .*: check the host\."):
+        check_port("203.0.113.1", 8000)
 
 
 @pytest.mark.parametrize(("days", "verdict", "code"), [(-1, "fail", 2), (10, "note", 0)])

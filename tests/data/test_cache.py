@@ -275,15 +275,16 @@ def test_another_process_keeps_what_it_uses(tmp_path: Path) -> None:
 
 def test_an_entry_with_a_file_in_use_is_kept(home: Path) -> None:
     """Features of images have no lock on their folder, but on a file in it."""
-    (home / "features-1").mkdir(parents=True)
-    (home / "features-1" / "a.npy").write_bytes(bytes(10))
-    os.utime(home / "features-1", (0, 0))
+    folder = home / f"features-{24 * '1'}"
+    folder.mkdir(parents=True)
+    (folder / "a.npy").write_bytes(bytes(10))
+    os.utime(folder, (0, 0))
     user = make()
-    cache.mark_used(home / "features-1", home / "features-1" / "a.npy", user)
-    assert time.time() - cache.last_used(home / "features-1") < 60
-    assert not cache.remove(home / "features-1") and names() == ["features-1"]
+    cache.mark_used(folder, folder / "a.npy", user)
+    assert time.time() - cache.last_used(folder) < 60
+    assert not cache.remove(folder) and names() == [folder.name]
     del user
-    assert cache.remove(home / "features-1") and names() == []
+    assert cache.remove(folder) and names() == []
 
 
 def test_a_cache_that_cannot_be_changed_is_still_read(

@@ -53,6 +53,15 @@ def png(shade: int, size: int = 8, mode: str = "L") -> bytes:
     return out.getvalue()
 
 
+@pytest.mark.parametrize("other", ["train-1", "test-0"])
+def test_files_must_name_the_same_classes(other: str, tmp_path: Path) -> None:
+    for name in ("train-0", "train-1", "test-0"):
+        classes = ["yes", "no"] if name == other else ["no", "yes"]
+        write_parquet(tmp_path / "p" / f"{name}.parquet", [png(1)], [0], classes)
+    with pytest.raises(UserError, match=r"\.parquet names other classes .*, or in another order: write all"):
+        read_parquet(tmp_path / "p", size=8, channels=1)
+
+
 def test_own_parquet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "p"
     write_parquet(folder / "train-0.parquet", [png(1), png(2)], [0, 1], ["no", "yes"], image="img")
@@ -114,7 +123,7 @@ def test_refused_parquet(tmp_path: Path) -> None:
     refuse(r"has no test\*")
     write_parquet(tmp_path / "test.parquet", [png(1, mode="RGB")], [1])
     refuse("differ in size or colour")
-    write_parquet(tmp_path / "test.parquet", [png(1)], [5], ["only"])
+    write_parquet(tmp_path / "test.parquet", [png(1)], [5], ["only", "two"])
     write_parquet(tmp_path / "train.parquet", [png(1)], [1], ["only", "two"])
     refuse("has a label 5 but names 2 classes")
     write_parquet(tmp_path / "test.parquet", [png(1)], [0], image="picture")

@@ -89,7 +89,7 @@ def test_a_run_is_resumed_with_the_clients_with_which_it_began(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A checkpoint is saved in place of round 1."""
+    """A checkpoint is saved in place of bootstrapping."""
     setups: list[RunSetup] = []
 
     def connect(setup: RunSetup, *arguments: object, **options: object) -> None:
@@ -103,10 +103,15 @@ def test_a_run_is_resumed_with_the_clients_with_which_it_began(
     fedseal(*serve).refuses("Stopped here")
     saved = checkpoint_file(tmp_path / "run")
     _, memories = open_checkpoint(saved, checkpoint_fingerprint(setups[0]))
-    Checkpoint(Progress(1, Packet({"model": {}}))).save(saved, memories)
+    Checkpoint(Progress(0, Packet({"model": {}}))).save(saved, memories)
     memories.close()
     keys.add_clients(tmp_path / "keys", ["west"])
     answer = fedseal(*serve)
     assert "Stopped here" in answer.err and "began without west: only a new run has them" in answer.err
     assert [setup.federation.names for setup in setups] == [("north", "south")] * 2
     fedseal(*serve, "--without", "west").refuses("--without names west")
+    keys.revoke_client(tmp_path / "keys", "north")
+    answer = fedseal(*serve)
+    assert answer.code == 2
+    assert "began with north, now without a key: continue with --without north, or restore" in answer.err
+    assert "Stopped here" in fedseal(*serve, "--without", "north").err

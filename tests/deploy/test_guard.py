@@ -1,6 +1,7 @@
 """The guard in front of the SuperLink."""
 
 import asyncio
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ pytest.importorskip("flwr")
 
 from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest
 from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
 
 from fedseal.deploy.guard import (
     ANNOUNCE,
@@ -101,6 +103,21 @@ def test_operators_must_be_on_the_same_machine() -> None:
     assert check("/v1/control/register-node", "10.0.0.2", x_forwarded_for="127.0.0.1") == 404
 
 
+KEY, _ = generate_key_pairs()
+PUBLIC = public_key_to_bytes(KEY.public_key())
+
+
+def signature(key: Any) -> list[tuple[bytes, bytes]]:
+    """The headers by which a client proves that it has its key; the key is always north's."""
+    signed = base64.b64encode(sign_message(key, b"now"))
+    public = base64.b64encode(PUBLIC)
+    return [(b"flwr-public-key", public), (b"flwr-timestamp", b"now"), (b"flwr-signature", signed)]
+
+
+def padded(name: str) -> str:
+    return name * 64 if len(name) == 1 else name
+
+
 def fetch_answer(request: str) -> bytes:
     return PullMessagesResponse(
         messages_list=[Message(metadata=Metadata(message_id=request))]
@@ -108,9 +125,9 @@ def fetch_answer(request: str) -> bytes:
 
 
 def announcement(reply: str, request: str) -> bytes:
-    metadata = Metadata(message_id=reply, reply_to_message_id=request)
+    metadata = Metadata(message_id=padded(reply), reply_to_message_id=request)
     return PushMessagesRequest(
-        messages_list=[Message(metadata=metadata)], message_object_trees=[ObjectTree(object_id=reply)]
+        messages_list=[Message(metadata=metadata)], message_object_trees=[ObjectTree(object_id=padded(reply))]
     ).SerializeToString()
 
 
@@ -118,7 +135,7 @@ class Link:
     """A guard with an application behind it that accepts everything; `ask` returns the status."""
 
     def __init__(self) -> None:
-        self.answer = b""
+        self.answer, self.signed_by = b"", KEY
         self.guard = Guard(self.application)
 
     async def application(self, scope: Any, receive: Any, send: Any) -> None:
@@ -137,14 +154,14 @@ class Link:
             if message["type"] == "http.response.start":
                 statuses.append(message["status"])
 
-        headers = [(b"flwr-public-key", b"a2V5"), (b"fedseal-version", fedseal_version().encode())]
+        headers = [(b"fedseal-version", fedseal_version().encode()), *signature(self.signed_by)]
         scope = {"type": "http", "path": path, "raw_path": path.encode(), "headers": headers}
         asyncio.run(self.guard(scope, receive, send))
         return int(statuses[0])
 
 
 def test_a_late_copy_of_an_earlier_reply_does_not_take_the_place_of_the_next_one(guard_file: Path) -> None:
-    admit_clients(guard_file, {b"key": "north"}, 10_000)
+    admit_clients(guard_file, {PUBLIC: "north"}, 10_000)
     link = Link()
     assert link.ask(ANNOUNCE, announcement("a", "1")) == 409  # nothing was asked
     for request, reply in (("1", "a"), ("2", "b")):
@@ -156,4 +173,42 @@ def test_a_late_copy_of_an_earlier_reply_does_not_take_the_place_of_the_next_one
             assert link.ask(ANNOUNCE, announcement("a", "1")) == 409
         assert link.ask(ANNOUNCE, announcement(reply, request)) == 200
         assert link.ask(ANNOUNCE, announcement(reply, request)) == 200  # delivered twice
-        assert link.ask(ANNOUNCE, announcement("x", request)) == 409  # a changed reply
+        assert link.ask(ANNOUNCE, announcement("c", request)) == 409  # a changed reply
+
+
+def test_a_stranger_with_a_public_key_cannot_use_up_the_allowance(guard_file: Path) -> None:
+    admit_clients(guard_file, {PUBLIC: "north"}, 10_000)
+    link = Link()
+    link.answer = fetch_answer("1")
+    assert link.ask(FETCH) == 200
+    link.signed_by, stranger = generate_key_pairs()[0], link.signed_by
+    assert link.ask(ANNOUNCE, announcement("b", "1")) == 401
+    link.signed_by = stranger
+    assert link.ask(ANNOUNCE, announcement("a", "1")) == 200
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        ("a", ("b", ("c",)), ("b",)),  # Flower would expand 2ⁿ parts if that is nested n times
+        ("a", ("a",), ("b",)),  # Flower would never forget b
+        ("a", ("no hash",)),  # Flower would keep a part of every attempt
+    ],
+)
+def test_parts_of_a_reply_have_different_names(guard_file: Path, tree: Any) -> None:
+    def make(names: Any) -> ObjectTree:
+        return ObjectTree(object_id=padded(names[0]), children=[make(child) for child in names[1:]])
+
+    def announce(tree: Any) -> bytes:
+        metadata = Metadata(message_id=padded("a"), reply_to_message_id="1")
+        request = PushMessagesRequest(
+            messages_list=[Message(metadata=metadata)], message_object_trees=[make(tree)]
+        )
+        return bytes(request.SerializeToString())
+
+    admit_clients(guard_file, {PUBLIC: "north"}, 10_000)
+    link = Link()
+    link.answer = fetch_answer("1")
+    assert link.ask(FETCH) == 200
+    assert link.ask(ANNOUNCE, announce(tree)) == 409
+    assert link.ask(ANNOUNCE, announce(("a", ("b", ("c",)), ("d",)))) == 200

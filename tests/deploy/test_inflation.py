@@ -1,4 +1,4 @@
-"""A small message whose arrays repeat a chunk is refused before it fills the memory."""
+"""A small message that would become a large one is refused before it fills the memory."""
 
 import json
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import Array, Message, MessageType
+from flwr.app import Array, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
 from flwr.supercore.inflatable.inflatable_object import (
@@ -22,7 +22,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedseal.deploy.connection import Connection, RequestRefusedError
 from fedseal.deploy.grid import SafeGrid
-from fedseal.deploy.inflation import inflated_size
+from fedseal.deploy.inflation import GROWTH, inflated_size
 from fedseal.engines.flower.consent import Consent, Limits
 from fedseal.engines.flower.task import pack, unpack
 
@@ -53,12 +53,19 @@ def test_the_size_is_that_of_the_arrays(objects: tuple[ObjectTree, dict[str, byt
     tree, parts = objects
     size = inflated_size(parts)
     message: Any = inflate_object_from_contents(tree.object_id, parts)
-    assert len(unpack(message.content)) == REPEATS * 100_000 <= size < REPEATS * 100_100
+    assert len(unpack(message.content)) == REPEATS * 100_000 <= size < REPEATS * 103_000
+
+
+def test_numbers_and_texts_become_larger() -> None:
+    """80 kB of numbers need more than 2 MB."""
+    record = RecordDict({"c": ConfigRecord({f"{i:x}": i for i in range(6_000)})})
+    parts = {name: part.deflate() for name, part in get_all_nested_objects(record).items()}
+    assert sum(map(len, parts.values())) < 100_000 < 2_000_000 < inflated_size(parts)
 
 
 def test_an_array_in_an_array_is_refused() -> None:
     parts = {"a": b"ArrayChunk  9\x00123456789", "b": b'Array a 24\x00{"arraychunk_ids":[0,0]}'}
-    assert inflated_size(parts) == 2 * len(parts["a"])
+    assert inflated_size(parts) == 2 * len(parts["a"]) + GROWTH * len(parts["b"])
     with pytest.raises(TypeError, match="an array in an array"):
         inflated_size(parts | {"c": b'Array b 24\x00{"arraychunk_ids":[0,0]}'})
 

@@ -327,6 +327,22 @@ def test_renewal_needs_the_key_of_the_ca(tmp_path: Path, fedseal: Command) -> No
     fedseal("keys", "renew", tmp_path / "keys").refuses("ca.crt and ca.key", "do not belong together")
 
 
+def test_an_expired_ca_is_renewed_first(
+    tmp_path: Path, fedseal: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_keys_at(timedelta(days=-400), tmp_path / "keys", monkeypatch)
+    for words in ((), ("--revoke",)):
+        answer = fedseal("keys", "renew", tmp_path / "keys", *words)
+        answer.refuses("ca.crt expired on", f"'fedseal keys renew {tmp_path / 'keys'} --ca'")
+    assert fedseal("keys", "renew", tmp_path / "keys", "--ca").code == 0
+    assert fedseal("keys", "renew", tmp_path / "keys").code == 0
+
+
+def test_a_passphrase_is_for_a_client(tmp_path: Path, fedseal: Command) -> None:
+    keys.create_keys(tmp_path, [], ["a"])
+    fedseal("keys", "renew", tmp_path, "--ca", "--encrypt").refuses("give its --client NAME")
+
+
 def test_a_clients_key_is_renewed_and_revoked(tmp_path: Path, fedseal: Command) -> None:
     files = keys.create_keys(tmp_path, [], ["a", "b"])
     old = keys.read_client_key(files[0])

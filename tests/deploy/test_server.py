@@ -170,8 +170,13 @@ def test_faulty_clients_do_not_stop_a_run(processes: Processes, images: Path) ->
     assert sorted(last["left_out"]) == sorted(REASONS)
 
 
-def test_a_deployment_without_tls_and_keys(processes: Processes, images: Path) -> None:  # noqa: F811
-    """With fedshift, whose first round sends the teachers."""
+def test_a_deployment_without_tls_and_keys(
+    processes: Processes,  # noqa: F811
+    images: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With fedshift, whose first round sends the teachers, and with a proxy that nobody uses."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     shift = {"method": "fedshift", "bootstrap.epochs": 3, "fedshift.teachers": 2}
     deployment = Deployment(processes, images, rounds=2, **shift)
     names = [word for name in NAMES for word in ("--name", name)]

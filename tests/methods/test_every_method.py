@@ -2,6 +2,7 @@
 
 import gc
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,22 @@ def test_resumed_run_gives_the_same_weights(method: str, uninterrupted: Any, tmp
     assert same_weights(tmp_path / "run", uninterrupted(method))
 
 
+@pytest.fixture(scope="module")
+def one_ray() -> Iterator[None]:
+    """Ray stays between these tests: it takes several seconds to start."""
+    simulation, ray = pytest.importorskip("fedseal.engines.flower.simulation"), pytest.importorskip("ray")
+    folder = simulation.private_ray_folder()
+    ray.init(**simulation.ray_options(1, folder.name))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray, "shutdown", lambda: None)
+        yield
+    ray.shutdown()
+    folder.cleanup()
+
+
 @pytest.mark.parametrize("method", sorted(METHODS.keys() - {"server-sl"}))  # it asks no client
+@pytest.mark.usefixtures("one_ray")
 def test_flower_gives_the_same_weights(method: str, uninterrupted: Any, tmp_path: Path) -> None:
-    pytest.importorskip("flwr")
     keys = settings(method, **{"engine.name": "flower", "engine.workers": 1})
     train("fmnist-lenet", out=tmp_path / "run", options=keys)
     assert same_weights(tmp_path / "run", uninterrupted(method))
@@ -117,9 +131,21 @@ def test_client_changes_the_model_and_a_round_without_replies_keeps_it_valid(met
     assert weights.same_layout(without_replies.tensors["average"], state.tensors["model"])
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_frozen_networks(method: str, tmp_path: Path, finished: Path) -> None:
+    """Features take the place of images."""
+    frozen = {"model.freeze": True, "model.views": 1, "model.weights": str(finished / "model.safetensors")}
+    train("fmnist-lenet", out=tmp_path / "run", options=settings(method, rounds=1, **frozen))
+
+
 @pytest.mark.parametrize("method", ["fedmatch", "fedrgd"])
-def test_fedmatch_and_fedrgd_refuse_batch_norm(method: str, tmp_path: Path) -> None:
-    keys = settings(method, **{"model.name": "resnet18", "model.norm": "batch", "model.width": 8})
+@pytest.mark.parametrize("name", ["resnet18", "own.py:build"])
+def test_fedmatch_and_fedrgd_refuse_batch_norm(method: str, name: str, tmp_path: Path) -> None:
+    own = "nn.Sequential(nn.Flatten(), nn.Linear(784, 9), nn.BatchNorm1d(9), nn.Linear(9, classes))"
+    code = f"from torch import nn\ndef build(channels, size, classes):\n    return {own}\n"
+    (tmp_path / "own.py").write_text(code)
+    name = name.replace("own.py", f"{tmp_path}/own.py")
+    keys = settings(method, **{"model.name": name, "model.norm": "batch", "model.width": 8})
     with pytest.raises(UserError, match=r"set model\.norm to 'group' or 'none'"):
         train("fmnist-lenet", out=tmp_path / "run", options=keys)
     assert not (tmp_path / "run").exists()

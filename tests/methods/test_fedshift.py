@@ -1,9 +1,11 @@
 """fedshift: teachers, labels by the client's own class mix, and what leaves a client."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from conftest import TINY
 from fedseal import weights
@@ -19,6 +21,15 @@ from fedseal.methods.fedshift import FedShift, balanced
 from fedseal.run_setup import RunSetup
 
 EVERYONE = range(3)
+
+
+OWN_NETWORK = """
+from torch import nn
+
+def build(channels, size, classes):
+    body = nn.Linear(784, 8), nn.LayerNorm(8), nn.Dropout()
+    return nn.Sequential(nn.Flatten(), *body, nn.Linear(8, classes))
+"""
 
 
 def make_setup(**more: Any) -> RunSetup:
@@ -55,6 +66,25 @@ def test_preparation_continues_where_it_was_stopped(setup: RunSetup, prepared: P
         again = list(method.prepare(Packet.from_bytes(step.state.to_bytes()), setup.server()))
         last = again[-1].state if again else step.state
         assert last.to_bytes() == prepared.to_bytes()
+
+
+def test_teachers_of_your_own_network_are_the_same_after_a_stop(tmp_path: Path) -> None:
+    """Dropout draws the same numbers, and no layer of a teacher comes from the one before."""
+    (tmp_path / "own.py").write_text(OWN_NETWORK)
+    setup = make_setup(**{"model.name": f"{tmp_path}/own.py:build", "fedshift.balance": False})
+    server, method = setup.server(), setup.config.selected_method()
+    states = [step.state for step in method.prepare(method.initial_state(server), server)]
+    assert len(states) == 6
+    for state in states[:-1]:
+        [*_, last] = method.prepare(state, setup.server())
+        assert last.state.to_bytes() == states[-1].to_bytes()
+
+
+def test_teachers_of_a_pretrained_network_are_all_pretrained(finished: Path) -> None:
+    """With 10 classes the file has all weights, so before they are trained teachers do not differ."""
+    setup = make_setup(**{"model.weights": str(finished / "model.safetensors")})
+    expected, found = load_file(finished / "model.safetensors"), setup.server().new_network(5).state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
 
 
 def test_everyone_gets_the_teachers_in_round_1_only(setup: RunSetup, prepared: Packet) -> None:

@@ -144,6 +144,11 @@ def test_an_error_in_your_own_code_names_its_line(workers: int, fedseal: Command
         ("server_round", "return given[1], {99: given[1]}", "but not for client 99"),
         ("client_round", "return given[0]", "client_round must return two packets, reply and memory"),
         ("collect", "return given[2]", "collect must return a Packet with the group 'model'"),
+        (
+            "client_round",
+            "import numpy; return given[0], type(given[0])({}, {'found': numpy.int64(3)})",
+            "the scalar 'found' of a packet is a int64, not a bool, int, float or str",
+        ),
         ("metrics", "return {'seconds': 1.0}", "the metric name 'seconds' is reserved"),
         ("metrics", "return {'drift': None}", "the metric 'drift' is None, but must be a number"),
         ("metrics", "return {'drift': [[1.0]]}", "the metric 'drift' is [[1.0]], but must be a number"),

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from html import unescape
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import TINY, Command
+from conftest import TINY, Command, settings
 from fedseal.errors import UserError
 from fedseal.report import titles, write
 from fedseal.storage.events_file import format_lines, read_events
@@ -150,6 +151,33 @@ def test_skipped_files_and_clients_left_out_are_named_with_reasons(
     assert "<td>&lt;south&gt;</td><td>1–2</td><td>it is &gt; late</td>" in found
     assert "/clients/north/&lt;b&gt;.png</td><td>not a readable image (unknown format)</td>" in found
     assert "Skipped files (1)" in found
+
+
+def test_names_of_files_need_not_be_utf_8(own: dict[str, Any], shapes: Path, tmp_path: Path) -> None:
+    """In another process, because pytest cannot show such names."""
+    (shapes / "clients" / os.fsdecode(b"north/caf\xe9.png")).write_text("a name in Latin-1")
+    words = [*("train", "folders", "--out", tmp_path / "run", "--log", tmp_path / "log"), *settings(own)]
+    done = subprocess.run([sys.executable, "-m", "fedseal", *map(str, words)], capture_output=True)
+    assert done.returncode == 0, done.stderr
+    for path in (tmp_path / "run" / "report.html", tmp_path / "log"):
+        assert "caf\\udce9.png" in path.read_text("utf-8")
+
+
+def test_other_images_are_refused(own: dict[str, Any], shapes: Path, tmp_path: Path) -> None:
+    run = train("folders", out=tmp_path / "run", options=own).folder
+    before = (run / "report.html").read_bytes()
+    shutil.copy(shapes / "test" / "circle" / "0.png", shapes / "server" / "circle" / "new.png")
+    with pytest.raises(UserError, match="The data have changed since the run"):
+        write.rewrite_report(run)
+    assert (run / "report.html").read_bytes() == before
+
+
+def test_comparing_runs_does_not_need_their_networks(own_network: Path, tmp_path: Path) -> None:
+    keys = {**TINY, "model.name": f"{own_network}:build", "rounds": 1}
+    run = train("fmnist-lenet", out=tmp_path / "run", options=keys).folder
+    own_network.write_text("changed")
+    text = write.compare_runs([run], tmp_path / "comparison.html").read_text("utf-8")
+    assert "T-shirt/top" in text
 
 
 def test_a_run_without_problems_has_no_such_section(finished: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from conftest import Command, alive, children, contents
+from fedseal import __version__
 from fedseal.reproduce.cells import find_table, load_tables
 from fedseal.reproduce.run_cells import run_folder
 from fedseal.reproduce.store import KEPT_FILES, ResultStore
@@ -61,7 +62,8 @@ def test_cells_are_run_once_kept_and_verified(here: Path, fedseal: Command) -> N
     assert contents(place).keys() == before.keys()
     assert {k: v[0] for k, v in contents(place).items()} == {k: v[0] for k, v in before.items()}
 
-    assert "2/2" in fedseal("reproduce", "--list", *SMOKE).out
+    listed = fedseal("reproduce", "--list", *SMOKE).out
+    assert "2/2" in listed and "outdated in" not in listed
     kept = here / "runs" / "reproduce" / f"verify-figure-self-ensemble-{cells[1]}"
     assert "all 2 rounds are identical" in fedseal(*words, "--verify", cells[1]).out
     assert not kept.exists()
@@ -76,6 +78,9 @@ def test_cells_are_run_once_kept_and_verified(here: Path, fedseal: Command) -> N
     summary = place / cells[1] / "summary.json"
     summary.write_text(summary.read_text("utf-8").replace(processor(), "an abacus"))
     fedseal(*words, "--verify", cells[1]).refuses(f"an abacus then, {processor()} now.")
+    made_with = '"fedseal": "{}"'.format
+    summary.write_text(summary.read_text("utf-8").replace(made_with(__version__), made_with("0.1.0")))
+    assert f"outdated in figure-self-ensemble: {cells[1]}\n" in fedseal("reproduce", "--list", *SMOKE).out
     fedseal(*words, "--verify", "other").refuses("no cell 'other'", cells[0])
     fedseal(*words, "--verify", cells[1].replace("seed0", "seed7")).refuses("not been measured")
     fedseal("reproduce", "table-fmnist-labels", *SMOKE, "--verify", "server-sl-500-labels-seed0").refuses(

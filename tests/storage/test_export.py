@@ -118,7 +118,7 @@ def test_lines_of_the_card_run_without_fedseal(
     large = Image.fromarray(fashion(1)[0, 0]).resize((60, 40))  # the lines crop and resize it
     large.save(folder / "image.png")
     [lines] = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text("utf-8"), re.DOTALL)
-    assert lines.partition("\n\n")[2].count("\n") == 5
+    assert lines.partition("\n\n")[2].count("\n") == 6
     blocked = "import sys\nsys.modules['fedseal'] = None\n"  # any import of it fails
     done = subprocess.run(
         [sys.executable, "-c", blocked + lines], cwd=folder, capture_output=True, text=True, timeout=120
@@ -180,6 +180,13 @@ def test_onnx_is_one_file(exports: dict[str, Path]) -> None:
         "model.onnx",
         "predict.py",
     ]
+
+
+def test_the_script_refuses_more_than_eight_bits(exports: dict[str, Path], tmp_path: Path) -> None:
+    Image.fromarray(np.full((28, 28), 40_000, np.uint16)).save(tmp_path / "deep.png")
+    words = [sys.executable, "predict.py", tmp_path / "deep.png"]
+    done = subprocess.run(words, cwd=exports["onnx"], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("This image has more than 8 bits per pixel")
 
 
 # ------------------------------------------------------------------ bad input

@@ -114,11 +114,11 @@ def test_the_page_shows_a_real_run_and_changes_nothing(
 def test_before_the_first_round(tmp_path: Path) -> None:
     config = load_config("demo")
     dashboard = Dashboard(free_port(), config, tmp_path / "run")
-    page = dashboard.page()
+    page = dashboard.page().decode()
     dashboard(LeftOut(1, "north", Problem("it was too slow")))
     dashboard(ClientDone(1, "north", 1, 2))
     dashboard(ClientDone(1, "south", 2, 2))
-    assert dashboard.replies == {"south": 1} and "round 1: 2 of 2 clients are done" in dashboard.page()
+    assert dashboard.replies == {"south": 1} and b"round 1: 2 of 2 clients are done" in dashboard.page()
     dashboard.close()
     dashboard.close()  # the command and the training both close it
     assert f"0 of {config.rounds} rounds, starting." in page and "No client has replied yet." in page

@@ -1,5 +1,7 @@
 """Accuracies of a model, plain and with each client's class mix."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from fedseal.data.federation import load_federation
 from fedseal.data.pool import Ints
 from fedseal.label_shift import calibrate, estimate_mix
 from fedseal.run_setup import RunSetup
-from fedseal.training.evaluate import MIX_IMAGES, Evaluator
+from fedseal.training.evaluate import MIX_IMAGES, Evaluator, mix_rows
 
 SMALL = {"data.labels": 100, "data.validation": 100, "data.clients": 3, "data.images_per_client": 600}
 
@@ -45,6 +47,19 @@ def test_client_accuracy_uses_each_clients_own_mix() -> None:
         right += int((guesses == federation.pool.labels[test]).sum())
     assert measured["client_accuracy"] == pytest.approx(right / 150)
     assert len(np.concatenate(federation.client_tests)) == 150
+
+
+def test_mixes_of_your_own_images_do_not_depend_on_their_order() -> None:
+    """Files may be sorted by class, so the images are drawn from all of a client's."""
+    setup = setup_of()
+    data = setup.config.data.model_copy(update={"source": "parquet"})
+    own = replace(setup, config=setup.config.model_copy(update={"data": data}))
+    rows = setup.federation.clients[1]
+    drawn = mix_rows(own, 1, 100)
+    assert len(set(drawn)) == 100 and set(drawn) <= set(rows) and np.array_equal(drawn, mix_rows(own, 1, 100))
+    assert 30 < (drawn > np.median(rows)).sum() < 70
+    assert np.array_equal(mix_rows(own, 1, 1000), rows)
+    assert np.array_equal(mix_rows(setup, 1, 100), rows[:100])
 
 
 def test_client_tests_are_the_test_images_in_the_clients_mix() -> None:

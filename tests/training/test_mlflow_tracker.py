@@ -53,6 +53,27 @@ def test_a_run_and_its_continuation_are_one_mlflow_run(
     assert Path(copy).read_bytes() == (run / "model.safetensors").read_bytes()
 
 
+def test_a_run_that_was_stopped_after_its_last_round(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, run = tmp_path / "store", tmp_path / "run"
+    config = load_config("fmnist-lenet", tiny)
+
+    def stop(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("fedseal.training.train.save_model", stop)
+        train(config, out=run, observers=[MLflow(str(store), config, run)])
+    client = mlflow.MlflowClient(store.as_uri())
+    experiment = client.get_experiment_by_name("fedseal").experiment_id
+    for status in ("KILLED", "FINISHED"):
+        [found] = client.search_runs([experiment])
+        assert found.info.status == status
+        train(config, out=run, resume=True, observers=[MLflow(str(store), config, run)])
+    assert [file.path for file in client.list_artifacts(found.info.run_id)] == ["model.safetensors"]
+
+
 def test_a_store_that_cannot_be_used_is_named_before_training(
     fedseal: Command, tiny: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -50,6 +50,20 @@ def test_an_observer_is_closed_after_an_error(tiny: dict[str, Any], tmp_path: Pa
     assert observer.closed == 1
 
 
+def test_an_observer_of_a_finished_run_is_closed(finished: Path) -> None:
+    class Quiet:
+        closed = 0
+
+        def __call__(self, event: object) -> None: ...
+
+        def close(self) -> None:
+            self.closed += 1
+
+    observer = Quiet()
+    training.train(finished / "config.toml", out=finished, resume=True, observers=[observer])
+    assert observer.closed == 1
+
+
 def test_time_left_is_that_of_the_last_ten_rounds() -> None:
     clock = TimeLeft(rounds=20)
     for t in range(1, 6):

@@ -25,6 +25,10 @@ def settings(network: Path, **more: Any) -> dict[str, Any]:
 
 
 def test_same_weights_with_workers_on_flower_and_after_a_resume(own_network: Path, tmp_path: Path) -> None:
+    """Also with dropout, which draws random numbers itself."""
+    text = own_network.read_text("utf-8")
+    own_network.write_text(text.replace("nn.Flatten(),", "nn.Flatten(), nn.Dropout(0.5),"), "utf-8")
+    assert "Dropout" in own_network.read_text("utf-8")
     train("fmnist-lenet", out=tmp_path / "one", options=settings(own_network))
     train("fmnist-lenet", out=tmp_path / "two", options=settings(own_network, rounds=1))
     train(

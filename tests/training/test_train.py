@@ -19,6 +19,7 @@ from fedseal.config.config import Config
 from fedseal.config.load import load_config
 from fedseal.data.federation import load_federation
 from fedseal.errors import UserError
+from fedseal.rounds import RoundDone
 from fedseal.storage.events_file import read_events
 from fedseal.storage.run_folder import default_folder
 from fedseal.system.files import lock_run
@@ -90,6 +91,58 @@ def test_accuracy_is_the_mean_over_the_last_ten_rounds_for_any_evaluate_every(
     assert run.accuracy == pytest.approx(np.mean(list(seen.values())[2:]))
     # of the last ten rounds up to round 12, which are 3 to 12, rounds 4 to 12 were evaluated
     assert run.accuracy_after(12) == pytest.approx(np.mean(list(seen.values())[1:10]))
+
+
+class StopAfter:
+    """Ctrl-C when a round has ended."""
+
+    def __init__(self, t: int) -> None:
+        self.t = t
+
+    def __call__(self, event: object) -> None:
+        if isinstance(event, RoundDone) and event.t == self.t:
+            raise KeyboardInterrupt
+
+    def close(self) -> None: ...
+
+
+def test_another_number_of_rounds_needs_accuracies_of_the_last_ten(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of 14 rounds, 4 to 14 are evaluated; a run of 16 does not look at rounds 5 and 6.
+
+    Of the first 15 rounds of 60, only 4, 8 and 12 are evaluated. A run of 24 rounds needs round 15.
+    """
+    keys = tiny | {"method": "server-sl", "evaluate_every": 4}
+    train("fmnist-lenet", out=tmp_path / "run", options=keys, rounds=14)
+    longer = train("fmnist-lenet", out=tmp_path / "run", options=keys, rounds=16, resume=True)
+    direct = train("fmnist-lenet", out=tmp_path / "direct", options=keys, rounds=16)
+    assert without_times(longer.summary) == without_times(direct.summary)
+    stopped: dict[str, Any] = {"out": tmp_path / "stopped", "options": keys}
+    with pytest.raises(KeyboardInterrupt):
+        train("fmnist-lenet", **stopped, rounds=60, observers=[StopAfter(15)])
+    for rounds in (15, 24):
+        with pytest.raises(UserError, match=r"needs accuracies of round .* set rounds to at least 25\.$"):
+            train("fmnist-lenet", **stopped, rounds=rounds, resume=True)
+    train("fmnist-lenet", **stopped, rounds=25, resume=True)
+
+
+def test_report_of_a_longer_run_is_written_after_a_stop(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    keys: dict[str, Any] = {"out": copy, "rounds": 3, "resume": True}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("fedseal.training.train.write_report", stop)
+        train(copy / "config.toml", **keys)
+    assert (copy / "summary.json").exists() and not (copy / "report.html").exists()
+    train(copy / "config.toml", **keys)
+    assert (copy / "report.html").exists()
+
+
+def test_other_arithmetic_is_refused(copy: Path) -> None:
+    with pytest.raises(UserError, match=r"engine\.arithmetic = 'portable', which changes the last bits"):
+        train(copy / "config.toml", out=copy, resume=True, options={"engine.arithmetic": "native"})
 
 
 def test_model_file_describes_the_model(finished: Path) -> None:

@@ -143,6 +143,11 @@ def serve(
         messages.warning("the run in %s began without %s: only a new run has them", folder, ", ".join(new))
         known &= begun
     expelled |= set(without or [])
+    if gone := sorted(begun - known - expelled):
+        raise UserError(
+            f"The run in {folder} began with {', '.join(gone)}, now without a key: continue with --without"
+            f" {gone[0]}, or restore the key."
+        )
     active = sorted(known - expelled)
     if not active:
         raise UserError(f"All clients are expelled from {folder}: at least one must remain.")

@@ -120,6 +120,8 @@ def renew(
     """
     if ca + revoke + bool(client) > 1:
         raise UserError("Give either --ca, --revoke or --client.")
+    if (encrypt or passphrase_file) and not client:
+        raise UserError("--encrypt and --passphrase-file are for a client's file: give its --client NAME.")
     if client:
         file = deploy_keys.renew_client(folder, client, new_passphrase(encrypt, passphrase_file))
         _print_files([file], folder)

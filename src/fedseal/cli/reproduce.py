@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import progress as bars
+from rich.table import Column
 from rich.table import Table as Grid
 
 from fedseal.cli.common import JsonLogs, Log, console, continue_by, escape
@@ -31,9 +32,6 @@ else:
     run_cells = LazyModule("fedseal.reproduce.run_cells")
     store = LazyModule("fedseal.reproduce.store")
     machine = LazyModule("fedseal.system.machine")
-
-
-MAX_NAMES = 4  # of outdated cells in the list
 
 
 @continue_by(lambda: "Continue with the same command.")
@@ -204,7 +202,9 @@ def _grid(title: str, rows: dict[str, dict[str, str]]) -> Grid:
 
 
 def _list(kept: "ResultStore", seeds: int, scale: "Scale") -> None:
-    grid = Grid("name", "what", "cells run", "time left", "outdated (--renew)", box=None, header_style="bold")
+    heads = ("what", "cells run", "time left", "outdated (--renew)")
+    grid = Grid(Column("name", no_wrap=True), *heads, box=None, header_style="bold")
+    names: dict[str, list[str]] = {}  # of outdated cells
     with console.status("measuring the speed of the networks"):
         for table in cells.load_tables().values():
             all_cells = table.cells(seeds, scale)
@@ -212,16 +212,13 @@ def _list(kept: "ResultStore", seeds: int, scale: "Scale") -> None:
             outdated = [c for c in all_cells if c not in missing and kept.is_missing(c, renew=True)]
             done = f"{len(all_cells) - len(missing)}/{len(all_cells)}"
             left = _format_time(missing) if missing else ""
-            grid.add_row(table.name, escape(table.title), done, left, _describe_outdated(outdated))
+            again = f"{len(outdated)}, {_format_time(outdated)}" if outdated else ""
+            grid.add_row(table.name, escape(table.title), done, left, again)
+            names |= {table.name: [cell.name for cell in outdated]} if outdated else {}
     console.print(grid)
+    for name, listed in names.items():
+        console.print(escape(f"outdated in {name}: {', '.join(listed)}"), soft_wrap=True)
     console.print(f"scale: {scale}; times are rough estimates for this machine with {machine.cores()} cores")
-
-
-def _describe_outdated(outdated: "list[Cell]") -> str:
-    """The cells to measure again, by name if they are few."""
-    if len(outdated) > MAX_NAMES:
-        return f"{len(outdated)} cells, {_format_time(outdated)}"
-    return ", ".join(cell.name for cell in outdated)
 
 
 def _format_time(missing: "list[Cell]") -> str:

@@ -1,6 +1,7 @@
 """The commands train, presets and show."""
 
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,7 @@ from fedseal.cli.common import (
     open_observers,
     parse_assignments,
 )
+from fedseal.errors import UserError
 from fedseal.system.lazy import LazyModule
 from fedseal.system.logs import set_up_logs
 from fedseal.system.workers import prepare_workers
@@ -29,12 +31,15 @@ from fedseal.system.workers import prepare_workers
 if TYPE_CHECKING:
     from fedseal.config import load
     from fedseal.config.config import Config
+    from fedseal.data import federation
+    from fedseal.data.pool import Federation
     from fedseal.report import run as report_run
     from fedseal.report import titles, write
     from fedseal.storage import run_folder
     from fedseal.training import train as training
 else:
     load = LazyModule("fedseal.config.load")
+    federation = LazyModule("fedseal.data.federation")
     report_run = LazyModule("fedseal.report.run")
     titles = LazyModule("fedseal.report.titles")
     write = LazyModule("fedseal.report.write")
@@ -95,6 +100,11 @@ def train(
         command = shlex.join(words + ["--baseline"] * baseline)
         return f"Continue with: {command}" if (folder / "config.toml").exists() else ""
 
+    @cache
+    def load_images() -> "Federation":
+        """Both runs and the report have the same images, also if some are added in the meantime."""
+        return federation.load_federation(config.data, config.seed, progress=not terminal.quiet)
+
     def run(config: "Config", folder: Path, resume: bool) -> "run_folder.Result":
         with open_observers(config, folder, mlflow, dashboard) as observers:
             return training.run_training(
@@ -103,6 +113,7 @@ def train(
                 resume=resume,
                 console=terminal,
                 observers=observers,
+                load_images=load_images,
                 open_files=[log, mlflow_folder(mlflow)],
             )
 
@@ -113,9 +124,17 @@ def train(
             below = folder / "server-sl"
             begun = (below / "config.toml").exists()
             compared = run(training.server_only(config), below, resume or begun)
-            if (folder / "report.html").stat().st_mtime < (below / "summary.json").stat().st_mtime:
-                write.rewrite_report(folder)  # now with the baseline
-    _show_result(terminal, result, compared)
+            if compared.summary["split"] != result.summary["split"]:
+                raise UserError(
+                    f"The data have changed since the run in {folder}: start it in another --out."
+                )
+        _show_result(terminal, result, compared)
+        if compared and _time(folder / "report.html") < _time(compared.folder / "summary.json"):
+            write.rewrite_report(folder, federation=load_images())  # now with the baseline
+
+
+def _time(path: Path) -> float:
+    return path.stat().st_mtime
 
 
 def _show_result(

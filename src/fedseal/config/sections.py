@@ -309,8 +309,8 @@ class PrivacySettings(Settings):
 class EngineSettings(Settings):
     """The `[engine]` section: how a run is executed.
 
-    It does not change the result, except for the last bits on another device and for clients that miss a
-    deadline.
+    It does not change the result, except for the last bits on another device or with another arithmetic, and
+    for clients that miss a deadline.
     """
 
     name: str = Field(

@@ -205,9 +205,10 @@ def last_used(path: Path) -> float:
 
 
 def entries() -> list[Path]:
-    """Everything in the cache, in the order of the last use."""
-    found = root().iterdir() if root().is_dir() else ()
-    return sorted((path for path in found if path.name[0] != "."), key=last_used)
+    """Everything in the cache, in the order of the last use. The folder may hold other files, too."""
+    found = [path for path in (root().iterdir() if root().is_dir() else ()) if path.name[0] != "."]
+    own = (path for path in found if OWN_IMAGES.fullmatch(path.name) or (path / "about.json").is_file())
+    return sorted(own, key=last_used)
 
 
 def size_of(paths: Iterable[Path]) -> int:

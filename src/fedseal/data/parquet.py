@@ -75,7 +75,8 @@ def read_parts(folder: Path, size: int | None, channels: int | None, progress: b
     if len({images.pixels.shape[1:] for images in read.values()}) > 1:
         raise UserError(f"The images in {folder} differ in size or colour: set data.size and data.channels.")
     highest = max(int(images.labels.max()) for images in read.values())
-    classes = read["train"].classes or tuple(map(str, range(highest + 1)))
+    classes = _same_classes(read["train"].classes, read["test"].classes, folder / "test*.parquet")
+    classes = classes or tuple(map(str, range(highest + 1)))
     if highest >= len(classes):
         raise UserError(
             f"{folder} has a label {highest} but names {len(classes)} classes: correct one of them."
@@ -97,7 +98,7 @@ def _read_part(paths: list[Path], size: int | None, channels: int | None, progre
             column = "image" if "image" in columns else "img"
             if not {column, "label"} <= set(columns):
                 raise UserError(f"{path} needs the columns image and label, but has {', '.join(columns)}.")
-            classes = classes or _class_names(file.schema_arrow.metadata)
+            classes = _same_classes(classes, _class_names(file.schema_arrow.metadata), path)
             with (
                 progress_bar(path.name, file.metadata.num_rows, show=progress) as advance,
                 limited_memory(WORK_BYTES + _max_size(path)),  # the sizes in the file may be false
@@ -133,6 +134,15 @@ def _read_part(paths: list[Path], size: int | None, channels: int | None, progre
     if height != width:
         raise UserError(f"The images in {paths[0]} are {width}×{height}, not square: set data.size.")
     return PoolPart(np.stack(images), np.array(labels, dtype=np.int64), classes, skipped)
+
+
+def _same_classes(known: tuple[str, ...], more: tuple[str, ...], path: Path) -> tuple[str, ...]:
+    """The class names of two files, either of which may have none."""
+    if known and more and known != more:
+        raise UserError(
+            f"{path} names other classes than the files before it, or in another order: write all alike."
+        )
+    return known or more
 
 
 def _column_sizes(metadata: "pq.FileMetaData") -> list[int]:

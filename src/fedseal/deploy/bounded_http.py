@@ -1,4 +1,4 @@
-"""HTTP connections that a stranger cannot use up: idle ones are closed, and an address has a limit."""
+"""HTTP connections that nobody can use up: idle ones are closed, and an address has a limit."""
 
 import asyncio
 from collections import Counter
@@ -6,7 +6,7 @@ from collections import Counter
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-IDLE_SECONDS = 30.0  # for the headers of a request, and between two parts of its body
+IDLE_SECONDS = 30.0  # for the headers of a request, between two parts of its body, and for reading the answer
 MAX_CONNECTIONS = 200  # of one address, behind which there may be many clients
 LOCAL = ("127.0.0.1", "::1")  # the server itself has no limit
 
@@ -16,7 +16,7 @@ connections: Counter[str] = Counter()  # by address
 class BoundedProtocol(H11Protocol):
     """uvicorn's protocol with these limits. It looks at each connection every `IDLE_SECONDS`."""
 
-    _address, _received, _request = "", False, None
+    _address, _received, _request, _unread = "", False, None, 0
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -40,11 +40,13 @@ class BoundedProtocol(H11Protocol):
         super().data_received(data)
 
     def _close_if_idle(self) -> None:
-        """Closes a connection on which no request began, or whose request did not continue."""
+        """Closes a connection on which no request began, or nothing was received or read."""
         state, request = self.conn.their_state, self.cycle
         no_headers = state is h11.IDLE and request is self._request
-        if no_headers or (state is h11.SEND_BODY and not self._received):
+        unread = self.transport.get_write_buffer_size()
+        stuck = self._unread and unread >= self._unread
+        if no_headers or stuck or (state is h11.SEND_BODY and not self._received):
             self.transport.abort()
             return
-        self._received, self._request = False, request
+        self._received, self._request, self._unread = False, request, unread
         self._timer = self.loop.call_later(IDLE_SECONDS, self._close_if_idle)

@@ -21,8 +21,9 @@ from fedseal.deploy.bounded_http import BoundedProtocol
 from fedseal.deploy.guard import Guard
 from fedseal.system.processes import end_with_parent
 
-# h11 limits the size of a request's URL and headers. The access log would repeat each stranger's URL.
-SAFE = {"http": BoundedProtocol, "access_log": False}
+# h11 limits the size of a request's URL and headers. WebSockets would escape the limits on connections. The
+# access log would repeat each stranger's URL.
+SAFE = {"http": BoundedProtocol, "ws": "none", "access_log": False}
 
 
 def main() -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from fedseal.system.version import compatible, fedseal_version
@@ -27,6 +29,7 @@ MAX_REFUSED = 100  # clients with an unsuitable version that the server is told 
 MAX_URL_BYTES = 200
 MAX_BODY_BYTES = 64_000  # of a request that carries no object; it can name about 900 objects
 MAX_OBJECT_BYTES = 6_000_000  # Flower splits arrays into objects of 5 MB
+OBJECT_NAME = re.compile("[0-9a-f]{64}")  # SHA-256
 ANNOUNCEMENT_COST = 10  # the SuperLink keeps about ten times the bytes in which a client names its objects
 
 FLEET = "/v1/fleet/"  # the part of the SuperLink for clients
@@ -106,8 +109,11 @@ class Guard:
     async def serve_client(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a client's request on if its allowance suffices.
 
-        The SuperLink checks the client's signature. So bytes count only if the SuperLink accepts them.
+        Bytes count only if the SuperLink accepts them.
         """
+        if not is_signed(scope):
+            await refuse(send, 401)
+            return
         key, path, cost = client_key(scope), scope["path"], 0
         allowance = self.allowances.get(key, Allowance())
         if path == ANNOUNCE:
@@ -158,6 +164,20 @@ def client_key(scope: Scope) -> str:
 def client_keys(scope: Scope) -> list[str]:
     """All keys that a request names. Flower checks its signature against the first one."""
     return [value.decode("latin-1") for name, value in scope["headers"] if name == b"flwr-public-key"]
+
+
+def is_signed(scope: Scope) -> bool:
+    """True if a request is signed with its key. The SuperLink also checks when it was signed.
+
+    Otherwise whoever knows a client's public key could use up its allowance.
+    """
+    headers = dict(scope["headers"])
+    try:
+        key = bytes_to_public_key(base64.b64decode(client_key(scope)))
+        signature = base64.b64decode(headers[b"flwr-signature"])
+        return verify_signature(key, headers[b"flwr-timestamp"], signature)
+    except (KeyError, ValueError, TypeError):
+        return False
 
 
 def body_size(scope: Scope) -> int:
@@ -211,7 +231,10 @@ def is_one_reply(body: bytes, request: str) -> bool:
     messages, trees = announced.messages_list, announced.message_object_trees
     if not len(messages) == len(trees) == 1:
         return False
-    about = messages[0].metadata
+    about, names = messages[0].metadata, [part.object_id for part in iterate_object_tree(trees[0])]
+    # The SuperLink would multiply, or never forget, what is below a name that comes twice.
+    if len(set(names)) < len(names) or not all(OBJECT_NAME.fullmatch(name) for name in names):
+        return False
     return bool(about.message_id == trees[0].object_id and about.reply_to_message_id == request != "")
 
 

@@ -11,7 +11,7 @@ DIR/revoked/NAME.pub          the public key of a former client
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
@@ -98,6 +98,11 @@ def renew_server(folder: Path, days: int = DAYS, *, revoke: bool = False) -> Non
     With `revoke`, the former certificate is added to ca.crl, which each client then needs.
     """
     (ca, ca_key), former = _load_ca(folder), read_certificate(folder / "server.crt")
+    if ca.not_valid_after_utc <= datetime.now(UTC):
+        raise UserError(
+            f"The CA's certificate {folder / 'ca.crt'} expired on {ca.not_valid_after_utc:%Y-%m-%d}: renew it"
+            f" with 'fedseal keys renew {folder} --ca'."
+        )
     try:
         hosts, crl = certificates.certified_hosts(former), certificates.revocation_address(former)
     except (ValueError, x509.ExtensionNotFound) as error:

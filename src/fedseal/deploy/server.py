@@ -96,7 +96,7 @@ def serve(
         resume=resume,
         console=console,
         observers=observers,
-        federation=federation,
+        load_images=lambda: federation,
         start_engine=start_engine,
         open_files=open_files,
     )

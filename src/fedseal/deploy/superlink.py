@@ -5,6 +5,7 @@ task from the SuperLink as Flower's SuperExec would.
 """
 
 import logging
+import os
 import secrets
 import ssl
 import time
@@ -135,6 +136,7 @@ def connect(
     stack = ExitStack()
     try:
         endpoint.check()
+        bypass_proxy(endpoint.local_address.rpartition(":")[0].strip("[]"))
         secret = secrets.token_bytes(32)
         home = stack.enter_context(flower_home())
         options = [*endpoint.options(), "--isolation", "process"]
@@ -145,14 +147,15 @@ def connect(
             grid = take_server_task(endpoint, secret, stack)
         # If it was killed, requests to it are not repeated for minutes.
         grid._retry_invoker.should_giveup = lambda error: superlink.process.poll() is not None
-        admit_clients(guard_file(home), registered, upload_limit(setup))
+        limit = upload_limit(setup)
+        admit_clients(guard_file(home), registered, limit)
         notify(f"listening on {endpoint.host}:{endpoint.port}")
         endpoint.warn()
         registry = ClientRegistry(grid, set(names) - set(expelled), registered)
         if endpoint.keys:
 
             def admit(keys: Keys) -> None:
-                admit_clients(guard_file(home), keys, upload_limit(setup))
+                admit_clients(guard_file(home), keys, limit)
                 with open_control(endpoint) as control:
                     register_keys(control, keys, nodes)
 
@@ -177,6 +180,13 @@ def connect(
     except BaseException:
         stack.close()
         raise
+
+
+def bypass_proxy(host: str) -> None:
+    """Otherwise Flower reaches the SuperLink on this machine through the proxy of the environment."""
+    known = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
+    if host not in known.split(","):
+        os.environ["no_proxy"] = f"{known},{host}".lstrip(",")
 
 
 def upload_limit(setup: RunSetup) -> int:

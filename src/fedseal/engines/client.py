@@ -69,7 +69,7 @@ def run_client(
     known, client = (
         memories.align(memory, request, client) if images_change else (memories.read(memory), client)
     )
-    with threads(client.training.threads):
+    with threads(client.training.threads), client.seeded(int(request.scalars["t"])):
         found: object = method.client_round(request, known, client)
     if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(p, Packet) for p in found):
         raise UserError(f"{type(method).__name__}: client_round must return two packets, reply and memory.")

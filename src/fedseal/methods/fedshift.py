@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedseal import models, weights
+from fedseal import weights
 from fedseal.aggregate import momentum_step, moving_average
 from fedseal.config.sections import BootstrapSettings
 from fedseal.core import (
@@ -100,8 +100,8 @@ class FedShift(Method):
             elif member == 0:
                 start = tensors["model"]
             else:
-                models.fresh_weights(server.model, derive_seed(server.seed, "teacher", member))
-                start = weights.get_weights(server.model)
+                network = server.new_network(derive_seed(server.seed, "teacher", member))
+                start = weights.get_weights(network)
             for epochs, w in bootstrap(server, start, max(done - member * each, 0), member):
                 tensors[teacher(member)] = w
                 if member == 0:

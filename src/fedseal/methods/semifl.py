@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedseal import weights
 from fedseal.aggregate import momentum_step
@@ -84,7 +85,7 @@ class SemiFL(FedAvg):
             strong = client.augment.strong(pixels[rows], generator)
             weak, mixed_in = (client.augment.weak(pixels[r], generator).float() for r in (rows, others))
             shares = beta(self.beta, -(-n // size), generator)
-            each = shares.repeat_interleave(size)[:n].view(-1, 1, 1, 1)
+            each = shares.repeat_interleave(size)[:n].view(-1, *[1] * (pixels.dim() - 1))
             mixed = each * weak + (1 - each) * mixed_in
             parts = (
                 v.to(client.device).split(size) for v in (strong.float(), mixed, labels[rows], labels[others])
@@ -113,7 +114,7 @@ def beta(parameter: float, n: int, generator: torch.Generator) -> Tensor:
 
 def static_batch_norm(server: Server, w: Tensors) -> Tensors:
     """The weights with BatchNorm statistics recomputed over the server's labelled images."""
-    norms = [m for m in server.model.modules() if isinstance(m, nn.BatchNorm2d)]
+    norms = [m for m in server.model.modules() if isinstance(m, _BatchNorm)]
     if not norms:
         return w
     weights.set_weights(server.model, w)

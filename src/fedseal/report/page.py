@@ -5,16 +5,17 @@ from html import escape
 from importlib import resources
 
 
-def render_page(title: str, sections: Sequence[str]) -> str:
+def render_page(title: str, sections: Sequence[str]) -> bytes:
     """A complete page in one file."""
     style = (resources.files("fedseal.report") / "report.css").read_text("utf-8")
-    return (
+    page = (
         "<!doctype html>\n<html lang=en><head><meta charset=utf-8>"
         '<meta name=viewport content="width=device-width, initial-scale=1">'
         '<meta name=color-scheme content="light dark">'
         f"<title>{escape(title)}</title><style>{style}</style></head>\n"
         f"<body><h1>{escape(title)}</h1>\n" + "\n".join(sections) + "\n</body></html>\n"
     )
+    return page.encode("utf-8", "backslashreplace")  # names of files need not be UTF-8
 
 
 def section(title: str, content: str) -> str:

@@ -17,7 +17,7 @@ from fedseal.report.charts import Points
 from fedseal.report.titles import MODELS
 from fedseal.storage.accuracies import judged_by
 from fedseal.storage.events_file import read_events, read_rounds, read_rounds_until
-from fedseal.storage.model_file import load
+from fedseal.storage.model_file import read_classes
 from fedseal.storage.summary import read_summary_file
 
 Kind = Literal["count", "number", "list"]  # a list has one value per class
@@ -112,8 +112,8 @@ class Run:
     def class_names(self, count: int) -> Sequence[str]:
         """The names of the classes, or numbers if the folder does not tell the names."""
         names: Sequence[str] = ()
-        if (self.folder / "model.safetensors").exists():
-            names = load(self.folder).classes
+        if (path := self.folder / "model.safetensors").exists():
+            names = read_classes(path)
         elif self.config.data.source in PUBLISHED:
             names = PUBLISHED[self.config.data.source].classes
         return names if len(names) == count else [str(m) for m in range(count)]

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from fedseal.config.load import load_config
 from fedseal.data.federation import load_federation
+from fedseal.data.pool import Federation
 from fedseal.engines.memory_store import MemoryStore
+from fedseal.errors import UserError
 from fedseal.report.image_sections import image_sections
 from fedseal.report.page import render_page
 from fedseal.report.run import Run
@@ -43,14 +45,22 @@ def write_report(
     return path
 
 
-def rewrite_report(folder: Path, path: Path | None = None) -> Path:
-    """Writes the report of a run from the files in its folder, with images if they and the model are here."""
+def rewrite_report(folder: Path, path: Path | None = None, federation: Federation | None = None) -> Path:
+    """Writes the report of a run from the files in its folder, with images if they and the model are here.
+
+    Without `federation`, the images are loaded.
+    """
     require_run(folder)
     config = load_config(folder / "config.toml")
     set_up_process(config.engine.arithmetic)  # features of images are stored by arithmetic
     if images_are_elsewhere(config) or not (folder / "model.safetensors").exists():
         return write_report(folder, None, MemoryStore(), path)
-    setup = RunSetup(config, load_federation(config.data, config.seed)).with_features()
+    federation = federation or load_federation(config.data, config.seed)
+    if federation.fingerprint != Run.read(folder).summary["split"]:
+        raise UserError(
+            f"The data have changed since the run in {folder}: restore the same images to write its report."
+        )
+    setup = RunSetup(config, federation).with_features()
     file = memories_file(checkpoint_file(folder))
     store = MemoryStore(file, checkpoint_fingerprint(setup)) if file.exists() else MemoryStore()
     with closing(store) as memories, threads(config.server.threads):

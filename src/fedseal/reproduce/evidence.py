@@ -124,17 +124,15 @@ def write_label_sets(store: ResultStore) -> str:
 
 
 def write_readings(store: ResultStore) -> str:
-    """Other readings (`results/readings`) beside the defaults, after the same rounds of the same seed."""
-    table = find_table("table-fmnist-lenet")
+    """Readings (`results/readings`) beside the defaults, after the same rounds of the same seed."""
+    folder, table = store.folder / "readings", find_table("table-fmnist-lenet")
     rows = [["reading", "seed", "rounds"]]
     rows[0] += ["validation, wᵗ / w̄", "difference", "test, wᵗ / w̄", "difference", "D⁺ (right)"]
-    for path in sorted((store.folder / "readings").glob("*/config.toml")):
+    for path in sorted(folder.glob("*/config.toml")):
         config = load_config(path)
         cell = Cell(table, "FedSEAL", "Dir 0.3", config.seed, "paper")
-        default = store.find(cell)
-        if default is None:
-            continue
-        ours, theirs = (mean_of_last_rounds(f, config.rounds) for f in (path.parent, default.folder))
+        default = folder / f"defaults-seed{config.seed}"
+        ours, theirs = (mean_of_last_rounds(f, config.rounds) for f in (path.parent, default))
         pairs = []
         for images in ("validation", "test"):
             names = [accuracy_name(model, images) for model in PREFIXES]

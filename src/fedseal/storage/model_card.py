@@ -142,8 +142,9 @@ def _cell(value: object) -> str:
 LINES = """\
 {imports}
 
-image = ImageOps.exif_transpose(Image.open({image})).convert("{mode}")
-image = ImageOps.fit(image, ({size}, {size}), Image.Resampling.BILINEAR)
+image = ImageOps.exif_transpose(Image.open({image}))
+if image.mode[0] in "IF": raise SystemExit("This image has more than 8 bits per pixel: convert it first.")
+image = ImageOps.fit(image.convert("{mode}"), ({size}, {size}), Image.Resampling.BILINEAR)
 pixels = numpy.asarray(image).reshape(1, {size}, {size}, {channels}).transpose(0, 3, 1, 2)
 [logits] = {logits}
 print(json.load(open("model.json"))["classes"][logits.argmax()], 1 / numpy.exp(logits - logits.max()).sum())
@@ -172,7 +173,7 @@ The network normalises the values itself. Prepare every image as for training:
 
 {preparation}
 
-An image with 16 bits per channel must be divided by 256 first.
+Pixels of 16 bits must be divided by 256 first.
 
 ## Accuracy
 

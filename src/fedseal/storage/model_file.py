@@ -3,6 +3,8 @@
 import json
 import os
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -59,7 +61,7 @@ def load(run: str | os.PathLike[str], network: str | os.PathLike[str] | None = N
         path = path / "model.safetensors"
     if not path.exists():
         raise UserError(f"There is no model {path}: give the folder of a finished run.")
-    try:
+    with model_errors(path):
         data = read_file(path)
         about = read_header(verify_checksum(data))
         values = load_safetensors(data)
@@ -82,13 +84,26 @@ def load(run: str | os.PathLike[str], network: str | os.PathLike[str] | None = N
             raise ValueError("the weights are those of another network")
         weights.set_weights(model, values)
         calibration = Calibration.from_dict(about["calibration"]) if "calibration" in about else None
+    if not weights.all_finite(values):
+        raise UserError(f"{path} has NaN or infinite weights: train it again with a lower learning rate.")
+    return Classifier(model.eval(), classes, channels, size, calibration)
+
+
+def read_classes(path: Path) -> tuple[str, ...]:
+    """The names of a model's classes. The network is not built."""
+    with model_errors(path):
+        return tuple(read_header(verify_checksum(read_file(path)))["classes"])
+
+
+@contextmanager
+def model_errors(path: Path) -> Iterator[None]:
+    """Turns errors of a model file into one sentence."""
+    try:
+        yield
     except OSError as error:
         raise UserError(f"Cannot read {path} ({error.strerror}): check the file, then try again.") from error
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"{path} is damaged, or not a fedseal model ({type(error).__name__}).") from error
-    if not weights.all_finite(values):
-        raise UserError(f"{path} has NaN or infinite weights: train it again with a lower learning rate.")
-    return Classifier(model.eval(), classes, channels, size, calibration)
 
 
 def _own_network(config: Path) -> Path | None:

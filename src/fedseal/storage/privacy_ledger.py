@@ -17,7 +17,7 @@ from fedseal.errors import UserError
 from fedseal.privacy import needed_noise, spent_epsilon
 from fedseal.rounds import sample_cohort
 from fedseal.storage.events_file import format_line, format_lines, read_events
-from fedseal.system.files import write_atomic
+from fedseal.system.files import sync_folder, write_atomic
 
 ROUNDING = 1e-9
 
@@ -92,6 +92,7 @@ class Ledger:
         line, self.checksum = format_line({"event": "asked", "t": t, "clients": list(asked)}, self.checksum)
         self.text += line
         write_atomic(self.path, self.text)
+        sync_folder(self.path.parent)  # before a client is asked
         return {"epsilon": self.epsilon} if self.settings.noise else {}
 
     def check(self, done: int) -> None:

@@ -104,6 +104,11 @@ def claim_folder(
             f"{folder} already holds a run: add --resume to continue it, or choose another --out."
         )
     former = load_config(written)
+    if former.engine.arithmetic != config.engine.arithmetic:
+        raise UserError(
+            f"{folder} holds a run with engine.arithmetic = '{former.engine.arithmetic}', which changes the"
+            " last bits: resume it with the same, or choose another --out."
+        )
     config = config.with_threads(former.server.threads)
     if former.fingerprint(ignore=["rounds"]) != config.fingerprint(ignore=["rounds"]):
         raise UserError(

@@ -1,5 +1,6 @@
 """Ports of this machine."""
 
+import errno
 import socket
 
 from fedseal.errors import UserError
@@ -13,6 +14,6 @@ def check_port(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except OSError as error:
-        raise UserError(
-            f"Cannot listen on {host}:{port} ({error.strerror}): choose another --port."
-        ) from error
+        taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        advice = "choose another --port" if taken else "check the host"
+        raise UserError(f"Cannot listen on {host}:{port} ({error.strerror}): {advice}.") from error

@@ -77,7 +77,7 @@ class Dashboard:
         self.server.shutdown()
         self.server.server_close()
 
-    def page(self) -> str:
+    def page(self) -> bytes:
         """The page as it is now. The numbers come from the run's events file."""
         events = read_events(self.folder / "events.jsonl")
         rounds = [event for event in events if event["event"] == "round"]
@@ -153,7 +153,7 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path != "/":
             self.send_error(404)
         else:
-            body = cast(Server, self.server).dashboard.page().encode()
+            body = cast(Server, self.server).dashboard.page()
             self.send_response(200)
             for name, value in {**HEADERS, "Content-Length": str(len(body))}.items():
                 self.send_header(name, value)

@@ -8,9 +8,11 @@ import torch
 
 from fedseal import weights
 from fedseal.config.load import load_config
-from fedseal.core import LabelledImages, Packet, Server
+from fedseal.core import LabelledImages, Packet, Server, derive_seed
+from fedseal.data.catalogue import PUBLISHED
 from fedseal.data.federation import load_federation
 from fedseal.data.folders import read_labelled
+from fedseal.data.pool import Ints
 from fedseal.errors import UserError
 from fedseal.label_shift import calibrate, estimate_mix, posterior
 from fedseal.learn import INFERENCE_BATCH, accuracy, predict_logits
@@ -41,8 +43,7 @@ class Evaluator:
         }
         mixed = setup.federation.client_tests
         self.client_tests = [torch.from_numpy(np.searchsorted(rows, test)) for test in mixed]
-        clients = setup.federation.clients
-        self.client_images = [setup.images(clients[k][:mix_images]) for k in range(len(mixed))]
+        self.client_images = [setup.images(mix_rows(setup, k, mix_images)) for k in range(len(mixed))]
 
     def __call__(self, state: Packet) -> dict[str, float]:
         """Accuracies of the global model and of the clients' average."""
@@ -73,6 +74,18 @@ class Evaluator:
             result[accuracy_name(model, "client")] = accuracy(torch.cat(adapted), truth)
         result[accuracy_name(model, "validation")] = accuracy(checked.softmax(dim=1), validation.labels)
         return result
+
+
+def mix_rows(setup: RunSetup, k: int, number: int) -> Ints:
+    """The images by which client k's class mix is estimated, at most `number`.
+
+    The published data sets are in random order. Others may be sorted by class.
+    """
+    rows, config = setup.federation.clients[k], setup.config
+    if config.data.source in PUBLISHED or len(rows) <= number:
+        return rows[:number]
+    rng = np.random.default_rng(derive_seed(config.seed, "mix", setup.federation.names[k]))
+    return np.sort(rng.choice(rows, number, replace=False))
 
 
 def evaluate(run: str | os.PathLike[str], test: str | os.PathLike[str] | None = None) -> dict[str, float]:

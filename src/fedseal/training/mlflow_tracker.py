@@ -33,6 +33,7 @@ class MLflow:
     def __init__(self, where: str, config: Config, folder: Path) -> None:
         self.where, self.config, self.folder = where, config, folder
         self.run_id, self.logged, self.failed = "", 0, False
+        self.file = folder / "checkpoint" / "mlflow-run"
         uri = where if "://" in where else Path(where).resolve().as_uri()
         if "://" not in where and (other := _find_other(Path(where))):
             raise UserError(
@@ -60,9 +61,15 @@ class MLflow:
 
     def close(self) -> None:
         model = self.folder / "model.safetensors"
-        if not self.run_id or self.failed:
+        if self.failed:
             return
         try:
+            if not self.run_id and model.exists() and self.file.exists():
+                before = self.file.read_text("utf-8")
+                if self._last_round(before) >= self.config.rounds:  # it was stopped before its last file
+                    self.run_id, self.logged = before, self.config.rounds
+            if not self.run_id:
+                return
             if finished := self.logged >= self.config.rounds and model.exists():
                 self.client.log_artifact(self.run_id, str(model))
             self.client.set_terminated(self.run_id, "FINISHED" if finished else "KILLED")
@@ -71,20 +78,22 @@ class MLflow:
 
     def _start(self) -> str:
         """The number of a new MLflow run, or of the one that is continued."""
-        path = self.folder / "checkpoint" / "mlflow-run"
-        if path.exists():
-            run_id = path.read_text("utf-8")
+        if self.file.exists():
+            run_id = self.file.read_text("utf-8")
             self.client.update_run(run_id, "RUNNING")
-            history = self.client.get_metric_history(run_id, "seconds/server")
-            self.logged = max((point.step for point in history), default=0)
+            self.logged = self._last_round(run_id)
             return run_id
         run = self.client.create_run(self.experiment, run_name=self.folder.name)
         run_id = str(run.info.run_id)
         params = [entities.Param(key, str(value)) for key, value in flatten(self.config.to_dict()).items()]
         for start in range(0, len(params), BATCH):
             self.client.log_batch(run_id, params=params[start : start + BATCH])
-        write_atomic(path, run_id)
+        write_atomic(self.file, run_id)
         return run_id
+
+    def _last_round(self, run_id: str) -> int:
+        history = self.client.get_metric_history(run_id, "seconds/server")
+        return max((int(point.step) for point in history), default=0)
 
     def _log_round(self, event: RoundDone) -> None:
         now = int(1000 * time.time())

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from fedseal.learn import needs_two_images
 from fedseal.methods import METHODS
 from fedseal.methods.loader import section_name
 from fedseal.report.write import write_report
-from fedseal.rounds import rounds
+from fedseal.rounds import LAST_ROUNDS, is_evaluated, rounds
 from fedseal.run_setup import RunSetup
 from fedseal.storage.accuracies import summarize
 from fedseal.storage.checkpoint import open_checkpoint
@@ -94,24 +95,29 @@ def run_training(
     resume: bool,
     console: Console,
     observers: Sequence[Observer] = (),
-    federation: Federation | None = None,
+    load_images: Callable[[], Federation] | None = None,
     start_engine: StartEngine | None = None,
     open_files: Sequence[Path | None] = (),
 ) -> Result:
     """Trains into a folder; a finished run is not run again.
 
-    Without `federation` and `start_engine`, data and engine are those of the configuration. `open_files` may
+    Without `load_images` and `start_engine`, data and engine are those of the configuration. `open_files` may
     be in a new folder already.
     """
-    with pinned(config.method, config.model.name):
+    with ExitStack() as stack:
+        for observer in observers:
+            stack.callback(observer.close)
+        stack.enter_context(pinned(config.method, config.model.name))
         set_up_process(config.engine.arithmetic)
         start_engine = start_engine or find_engine(config.engine.name)
         config = claim_folder(folder, config, resume, open_files)
         if (finished := find_finished(folder, config)) is not None:
             return finished
         started = time.perf_counter()
-        if federation is None:
-            federation = load_federation(config.data, config.seed, progress=not console.quiet)
+        load_images = load_images or partial(
+            load_federation, config.data, config.seed, progress=not console.quiet
+        )
+        federation = load_images()
         check_data(config, federation)
         if config.secure.enabled:
             secure.check(config, len(federation.clients))
@@ -155,6 +161,7 @@ def _train(
             )
         if ledger:
             ledger.check(done)
+        check_evaluated(folder, done, config)
         write_atomic(folder / "config.toml", config.to_toml())
 
         def seconds() -> float:
@@ -171,7 +178,6 @@ def _train(
             TensorBoard(folder / "tensorboard", done),
             Checkpoints(saved, memories, config.engine.checkpoint_every, config.rounds, seconds),
             RunLog(config.rounds, method.titles),
-            *further,
         ]
         if (console.is_terminal or console.is_jupyter) and not console.quiet:
             observers.append(ProgressBar(config.method, config.rounds, done, console, method.titles))
@@ -186,7 +192,7 @@ def _train(
         spend = ledger.spend if ledger else None
         for event in rounds(config, server, engine, setup.federation.names, evaluate, progress, spend):
             with defer_interrupts():
-                for observer in observers:
+                for observer in (*observers, *further):
                     observer(event)
             state = getattr(event, "state", state)
         # Before the engine closes, which can take long with clients on other machines.
@@ -248,6 +254,16 @@ def check_data(config: Config, federation: Federation) -> None:
         )
 
 
+def check_evaluated(folder: Path, done: int, config: Config) -> None:
+    """Refuses another number of rounds for which accuracies of the first `done` rounds are missing."""
+    for event in read_rounds_until(folder, done) if done else ():
+        if is_evaluated(event["t"], config) and "validation_accuracy" not in event:
+            raise UserError(
+                f"{folder}: a run of {config.rounds} rounds needs accuracies of round {event['t']}, but"
+                f" evaluate_every skipped it: set rounds to at least {done + LAST_ROUNDS}."
+            )
+
+
 def _finish(
     folder: Path,
     setup: RunSetup,
@@ -258,6 +274,7 @@ def _finish(
 ) -> Result:
     """Writes the model, the summary and the report."""
     config = setup.config
+    (folder / "report.html").unlink(missing_ok=True)  # of fewer rounds
     judged = config.evaluate if config.evaluate in state.tensors else "model"
     summary = _summarize_run(folder, setup, judged, seconds)
     result = Result(folder, summary | ({"privacy": ledger.summary()} if ledger else {}))
@@ -275,7 +292,7 @@ def _summarize_run(folder: Path, setup: RunSetup, judged: str, seconds: float) -
         "method": config.method,
         "evaluate": judged,
         "rounds": config.rounds,
-        **summarize(events),
+        **summarize([event for event in events if is_evaluated(event["t"], config)]),
         "seed": config.seed,
         "split": federation.fingerprint,
         "config": config.fingerprint(),

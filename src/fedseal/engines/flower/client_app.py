@@ -33,6 +33,7 @@ from fedseal.methods import METHODS
 from fedseal.models import MODELS, Network, build_network, weight_bytes
 from fedseal.run_setup import RunSetup
 from fedseal.system.environment import set_up_process
+from fedseal.system.files import sync_folder
 from fedseal.system.own_code import hash_source, source_hash
 from fedseal.system.version import compatible, fedseal_version, needed_version
 
@@ -178,6 +179,7 @@ class LastReply:
 
     def write(self, reply: Packet) -> None:
         self.file.write(Packet(reply.tensors, {**reply.scalars, "request": self.request}).to_bytes())
+        sync_folder(self.file.path.parent)  # before it is sent
 
 
 def _with_own_choices(task: ClientTask, device: str, threads: int) -> ClientTask:

@@ -217,8 +217,6 @@ def read_reply(message: Message, k: int, request: bytes, *, simulated: bool = Fa
             problem = Problem("its reply lists many more tensors or scalars than the request")
             return Reply(k, Packet(), down, len(wire), problem=problem)
         packet = Packet.from_bytes(wire)
-        if not all(isinstance(value, bool | int | float | str) for value in packet.scalars.values()):
-            raise TypeError("unsupported scalar type")
         records = message.content.config_records if simulated else {}
         counts = {name: int(str(n)) for name, n in records.get(LABEL_COUNTS, ConfigRecord()).items()}
         return Reply(k, packet, down, len(wire), counts)

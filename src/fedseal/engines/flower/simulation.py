@@ -72,10 +72,6 @@ def simulate(setup: RunSetup, memories: MemoryStore) -> SimulationEngine:
     clients = len(setup.federation.names)
     workers = min(setup.config.engine.workers or cores(), clients)
     folder, ray_folder = tempfile.TemporaryDirectory(prefix="fedseal-"), private_ray_folder()
-    # Ray then uses 127.0.0.1. Otherwise it replaces that address by one that other machines reach.
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    ray: dict[str, Any] = {"num_cpus": workers, "logging_level": "error", "log_to_driver": False}
-    ray |= {"_node_ip_address": "127.0.0.1", "_temp_dir": f"{ray_folder.name}/r", "include_dashboard": False}
     handover = GridHandover()
 
     def run() -> None:
@@ -87,7 +83,7 @@ def simulate(setup: RunSetup, memories: MemoryStore) -> SimulationEngine:
                 num_supernodes=clients,
                 backend_config={
                     "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-                    "init_args": ray,
+                    "init_args": ray_options(workers, ray_folder.name),
                 },
             )
         except BaseException as error:
@@ -126,6 +122,14 @@ def simulate(setup: RunSetup, memories: MemoryStore) -> SimulationEngine:
         close()
         raise
     return SimulationEngine(engine, memories, Path(folder.name))
+
+
+def ray_options(workers: int, folder: str) -> dict[str, Any]:
+    """How Ray is started, so that it listens on 127.0.0.1 only."""
+    ray_constants.ENABLE_RAY_CLUSTER = False  # otherwise it uses an address that other machines reach
+    options: dict[str, Any] = {"num_cpus": workers, "logging_level": "error", "log_to_driver": False}
+    options |= {"_node_ip_address": "127.0.0.1", "_temp_dir": f"{folder}/r", "include_dashboard": False}
+    return options
 
 
 def private_ray_folder() -> "tempfile.TemporaryDirectory[str]":
