@@ -17,7 +17,8 @@ ONE_MACHINE = (
     Turn("export", torture_exporting, 1, 30),
     Turn("reproduce", torture_reproducing, 1, 2),
 )
-SEVERAL = (Turn("deployment", torture_deployment, 2, 4), Turn("messages", torture_messages, 0, 3))
+# With the same number of rounds, both are compared with one undisturbed deployment.
+SEVERAL = (Turn("deployment", torture_deployment, 1, 3), Turn("messages", torture_messages, 0, 3))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")

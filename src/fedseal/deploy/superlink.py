@@ -128,6 +128,7 @@ def connect(
     `expel` is told the clients whose keys are revoked later. The engine's `close` ends everything that was
     started.
     """
+    logging.getLogger("flwr").setLevel(logging.ERROR)  # its warnings are no JSON, and `superlink.check` tells
     names = setup.federation.names
     registered = None
     if endpoint.keys:
