@@ -4,7 +4,8 @@ Every run starts from the same bootstrapped model of its setting and seed. The a
 clients' test images, the mean of the last five rounds. A run that is there already is not run again.
 
 Runs share work: where two of them send a client the same model, for example because a rule leaves the same
-forged updates out, the client's honest reply is computed once.
+forged updates out, the client's honest reply is computed once. A malicious client whose forged weights do not
+depend on what it learned learns nothing.
 """
 
 import argparse
@@ -64,6 +65,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "class swap × 1": {"simulate.attack": "class-swap", "simulate.strength": 1},
     "nan": {"simulate.attack": "nan"},
 }
+LEARN_NOTHING = ("zeros", "huge", "nan")  # attacks
 SEEDS = 3
 Key = tuple[str, int, str, str, int]  # setting, seed, rule, attack, malicious clients
 
@@ -110,14 +112,17 @@ class SharingEngine:
         self._malicious = malicious_clients(setup.config.simulate, len(self.clients), setup.config.seed)
 
     def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:
-        t = next(iter(requests.values())).scalars["t"]
+        t, simulate = next(iter(requests.values())).scalars["t"], self._setup.config.simulate
         digests = {id(p): hashlib.sha256(p.to_bytes()).digest() for p in requests.values()}
         for k, request in requests.items():
-            result = self._honest.get(k, request, digests[id(request)], self._memories[k])
-            self._memories[k], reply = result.memory, result.reply
+            if k in self._malicious and simulate.attack in LEARN_NOTHING:
+                reply = Packet({self._uploads: request.tensors[self._uploads]}, {"t": t})
+            else:
+                result = self._honest.get(k, request, digests[id(request)], self._memories[k])
+                self._memories[k], reply = result.memory, result.reply
             if k in self._malicious:
                 seed = derive_seed(self._setup.config.seed, self._setup.federation.names[k], t, "attack")
-                reply = forge(reply, request, self._uploads, self._names, self._setup.config.simulate, seed)
+                reply = forge(reply, request, self._uploads, self._names, simulate, seed)
             yield Reply(k, reply)
 
     def close(self) -> None:
