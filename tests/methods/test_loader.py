@@ -22,8 +22,7 @@ def test_same_weights_with_workers_on_flower_and_after_a_resume(own_method: Path
     train("fmnist-lenet", out=tmp_path / "two", options=settings(own_method, rounds=1))
     more = {"resume": True, "options": settings(own_method, **{"engine.workers": 2})}
     train("fmnist-lenet", out=tmp_path / "two", **more)
-    flower = {"engine.name": "flower", "engine.workers": 2}
-    train("fmnist-lenet", out=tmp_path / "flower", options=settings(own_method, **flower))
+    train("fmnist-lenet", out=tmp_path / "flower", options=settings(own_method, **{"engine.name": "flower"}))
     assert same_weights(tmp_path / "one", tmp_path / "two")
     assert same_weights(tmp_path / "one", tmp_path / "flower")
     again = train(tmp_path / "one" / "config.toml", out=tmp_path / "again")

@@ -184,8 +184,7 @@ def test_a_frozen_network_is_the_same_on_all_engines(
     one = train("fmnist-lenet", out=tmp_path / "one", options=keys).folder
     train("fmnist-lenet", out=tmp_path / "two", options=keys | {"rounds": 1})
     train("fmnist-lenet", out=tmp_path / "two", resume=True, options=keys | {"engine.workers": 2})
-    flower = {"engine.name": "flower", "engine.workers": 2}
-    train("fmnist-lenet", out=tmp_path / "flower", options=keys | flower)
+    train("fmnist-lenet", out=tmp_path / "flower", options=keys | {"engine.name": "flower"})
     assert same_weights(one, tmp_path / "two") and same_weights(one, tmp_path / "flower")
 
     # Only the last layer was trained and sent.
