@@ -55,7 +55,7 @@ DEFAULT = "mean, gate"
 ATTACKS: dict[str, dict[str, Any]] = {
     "scale × 50": {"simulate.attack": "scale", "simulate.strength": 50},
     "sign flip × 10": {"simulate.attack": "sign-flip", "simulate.strength": 10},
-    "sign flip × 2.5": {"simulate.attack": "sign-flip", "simulate.strength": 2.5},  # just below the gate
+    "sign flip × 2.5": {"simulate.attack": "sign-flip", "simulate.strength": 2.5},  # the gate stops a part
     "sign flip × 1": {"simulate.attack": "sign-flip", "simulate.strength": 1},
     "noise × 10": {"simulate.attack": "noise", "simulate.strength": 10},
     "zeros": {"simulate.attack": "zeros"},

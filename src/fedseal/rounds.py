@@ -1,5 +1,6 @@
 """The round loop: drives any method on any engine, and yields events."""
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,18 @@ import numpy as np
 
 from fedseal import weights
 from fedseal.config.config import Config
-from fedseal.core import Engine, Metrics, Packet, PreparationStep, Problem, Reply, Round, Server, derive_seed
+from fedseal.core import (
+    Engine,
+    Method,
+    Metrics,
+    Packet,
+    PreparationStep,
+    Problem,
+    Reply,
+    Round,
+    Server,
+    derive_seed,
+)
 from fedseal.errors import UserError
 from fedseal.replies import check_reply, correct_rates, is_reserved, released, total_counts, traffic
 
@@ -70,9 +82,9 @@ def rounds(
     the round's event: ε with differential privacy.
     """
     method = config.selected_method()
-    state = resume.state if resume else check_state(method.initial_state(server), "initial_state", config)
+    state = resume.state if resume else _initial_state(config, server)
     first = resume.t + 1 if resume else 1
-    for step in method.prepare(state, server) if first == 1 else ():
+    for step in prepare_steps(method, state, server) if first == 1 else ():
         state = step.state
         yield step
     for t in range(first, config.rounds + 1):
@@ -121,6 +133,24 @@ def rounds(
         metrics |= spent
         metrics |= {"left_out": [names[k] for k in sorted(left_out)], "seconds": clock.laps}
         yield RoundDone(t, metrics, state)
+
+
+def _initial_state(config: Config, server: Server) -> Packet:
+    with server.seeded(0, "initial_state"):
+        state = config.selected_method().initial_state(server)
+    return check_state(state, "initial_state", config)
+
+
+def prepare_steps(method: Method, state: Packet, server: Server) -> Iterator[PreparationStep]:
+    """The method's steps before round 1, each seeded by the state before it, as it is after a resume."""
+    steps: Iterator[PreparationStep | None] = iter(method.prepare(state, server))
+    while True:
+        with server.seeded(0, f"prepare {hashlib.sha256(state.to_bytes()).hexdigest()}"):
+            step = next(steps, None)
+        if step is None:
+            return
+        state = step.state
+        yield step
 
 
 def is_evaluated(t: int, config: Config) -> bool:

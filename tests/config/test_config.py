@@ -38,6 +38,10 @@ def test_fingerprint_covers_only_what_affects_the_result() -> None:
     assert base.fingerprint() == same.fingerprint()
     for key, value in (("seed", 1), ("fedseal.theta", 0.2), ("data.alpha", 0.5), ("method", "server-sl")):
         assert load_config("fmnist-lenet", {key: value}).fingerprint() != base.fingerprint()
+    for epochs in (0, 20):  # of bootstrapping, whose augmentation is strong
+        known = {"method": "fedavg-sl", "bootstrap.epochs": epochs}
+        n = [load_config("fmnist-lenet", {**known, "augment.n": n}).fingerprint() for n in (2, 6)]
+        assert (n[0] == n[1]) == (epochs == 0)
     longer = load_config("fmnist-lenet", {"rounds": 99})
     assert longer.fingerprint() != base.fingerprint()
     assert longer.fingerprint(ignore=["rounds"]) == base.fingerprint(ignore=["rounds"])

@@ -162,7 +162,8 @@ class Config(Settings):
         if not method.uses_clients:
             clients = ("cohort", "client", "aggregate", "simulate", "secure", "privacy")
             changed = {k: v for k, v in changed.items() if k not in clients}
-        if not method.strong_views and self.server.augment != "strong":
+        strong_start = self.bootstrap.epochs > 0 and self.bootstrap.augment == "strong"
+        if not (method.strong_views or strong_start or self.server.augment == "strong"):
             weak = {k: v for k, v in changed.get("augment", {}).items() if k in ("flip", "shift")}
             changed["augment"] = weak
         relevant = {k: v for k, v in changed.items() if v != {} and k not in {"engine", *ignore}}

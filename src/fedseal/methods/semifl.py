@@ -10,6 +10,7 @@ Differences from the original:
   default pools the clients' images.
 - Learning rates, epochs, batches and decay come from the configuration; the original uses a learning rate of
   0.03 with a cosine schedule.
+- Gradients are clipped at the clients only; the original clips those of the server's step as well.
 """
 
 from collections.abc import Iterator, Mapping

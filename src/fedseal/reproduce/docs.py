@@ -59,7 +59,7 @@ def write_tuned(store: ResultStore) -> str:
         return "Not run."
     best = max(means, key=lambda row: means[row])
     low, high = BOUNDS
-    titles = {low: BOUNDS[low], best: "the best other method", "fedshift": "", high: BOUNDS[high]}
+    titles = {low: BOUNDS[low], best: "the best other method on average", "fedshift": "", high: BOUNDS[high]}
     first, *columns = client[best]
     head = ["", f"client accuracy, {first}", *columns, "official, Dir 0.3", "plain, Dir 0.3"]
     rows = [
