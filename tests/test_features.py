@@ -105,6 +105,8 @@ def test_features_are_evicted_when_nobody_uses_them(cache: Path, monkeypatch: py
     evict()
     assert len(list(cache.glob("features-*"))) == 3 and found[rows(0)].shape == (1, 3, 84)
     del found
+    extract(make(shift=2), 0, PIXELS, rows(0))  # which evicts others
+    assert len(list(cache.glob("features-*"))) == 1
     evict()
     assert not list(cache.glob("features-*"))
 

@@ -150,9 +150,9 @@ def extract(
             images = {d: row for d, row in zip(hashes, rows.tolist(), strict=True) if d not in known}
             _add_missing(extractor, view, folder, pixels, list(images.items()), progress)
             table = find_images(folder, len(pixels), rows, hashes)
-        for file in table.files[:1]:  # not the folder, which another process locks to add features
-            cache.mark_used(folder, file, table)
+        cache.mark_used(folder, table)
         tables.append(table)
+    cache.evict()
     return Features(tuple(tables), weights, extractor.backbone.loaded)
 
 

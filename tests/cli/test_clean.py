@@ -12,6 +12,7 @@ from conftest import Command
 from fedseal.data import cache
 from fedseal.data.folders import read_folders
 from fedseal.data.pool import Pool
+from fedseal.errors import UserError
 
 
 @pytest.fixture
@@ -42,6 +43,7 @@ def test_files_of_others_in_the_same_folder_are_kept(filled: list[str], fedseal:
     for path in (cache.root() / "thesis", cache.root() / "my photos"):
         path.mkdir()
         (path / "a.txt").touch()
+        (path / "about.json").write_text('{"about": "me"}')
         os.utime(path, (0, 0))
     for option in ("--days=1", "--all"):
         assert "thesis" not in fedseal("data", "clean", option).out
@@ -83,3 +85,21 @@ def test_all_are_removed_except_those_in_use(filled: list[str], fedseal: Command
     del used
     fedseal("data", "clean", "--all")
     assert names() == set()
+
+
+def test_an_entry_that_cannot_be_removed_does_not_stop_the_others(
+    filled: list[str], fedseal: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = filled
+    remove = cache.remove
+
+    def refuse_first(path: Path) -> bool:
+        if path.name == first:
+            raise UserError(f"Cannot remove {path} (Permission denied): remove it as the user that owns it.")
+        return remove(path)
+
+    monkeypatch.setattr(cache, "remove", refuse_first)
+    answer = fedseal("data", "clean", "--all")
+    assert answer.code == 0 and "warning: Cannot remove" in answer.err
+    assert row(answer.out, first).endswith("kept") and row(answer.out, second).endswith("removed")
+    assert names() == {first}

@@ -188,3 +188,8 @@ def test_config_is_frozen() -> None:
 def test_booleans_are_not_numbers(key: str) -> None:
     with pytest.raises(UserError, match=rf"in '{key}', a number is needed, not true or false"):
         load_config("demo", {key: True})
+
+
+def test_a_path_that_is_not_utf_8_is_refused() -> None:
+    with pytest.raises(UserError, match=r"'data.path' is 'caf\\udce9', which is not UTF-8: rename"):
+        load_config("folders", {"data.path": "caf\udce9"})

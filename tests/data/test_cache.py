@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedseal.data import cache
+from fedseal.data import cache, hashed_files
 from fedseal.data.pool import Pool
 from fedseal.errors import UserError
 
@@ -132,7 +132,7 @@ def test_full_disk_is_reported_and_nothing_is_left(home: Path, monkeypatch: pyte
     def full(self: object, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(cache.HashingFile, "write", full)
+    monkeypatch.setattr(hashed_files.HashingFile, "write", full)
     with pytest.raises(UserError, match="No space left on the disk of") as caught:
         cache.store("k", make(), "")
     assert str(home) in str(caught.value) and "FEDSEAL_DATA" in str(caught.value)
@@ -274,13 +274,14 @@ def test_another_process_keeps_what_it_uses(tmp_path: Path) -> None:
 
 
 def test_an_entry_with_a_file_in_use_is_kept(home: Path) -> None:
-    """Features of images have no lock on their folder, but on a file in it."""
+    """Features of images have no lock on their folder, but on a file in it. Many files are no problem."""
     folder = home / f"features-{24 * '1'}"
     folder.mkdir(parents=True)
-    (folder / "a.npy").write_bytes(bytes(10))
+    for number in range(5000):
+        (folder / f"{number}.npy").touch()
     os.utime(folder, (0, 0))
     user = make()
-    cache.mark_used(folder, folder / "a.npy", user)
+    cache.mark_used(folder, user)
     assert time.time() - cache.last_used(folder) < 60
     assert not cache.remove(folder) and names() == [folder.name]
     del user
@@ -360,3 +361,23 @@ def test_a_pool_of_another_user_is_named(home: Path, tmp_path: Path) -> None:
     command = ["setpriv", "--reuid=65534", "--clear-groups"] if os.getuid() == 0 else []
     answer = subprocess.run([*command, sys.executable, "-c", code], capture_output=True, text=True)
     assert f"The cache {home / key} belongs to another user: set FEDSEAL_DATA" in answer.stderr
+
+
+def test_a_workspace_in_use_is_kept_and_an_old_one_removed(home: Path) -> None:
+    with cache.workspace() as work:
+        os.utime(work, (0, 0))
+        left = home / ".work-left"
+        left.mkdir()
+        os.utime(left, (0, 0))
+        with cache.workspace():
+            assert work.exists() and not left.exists()
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("FEDSEAL_DATA")
+    monkeypatch.setattr(Path, "home", fail)
+    with pytest.raises(UserError, match="no home folder: set FEDSEAL_DATA"):
+        cache.root()

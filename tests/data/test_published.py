@@ -1,7 +1,9 @@
 """Published data sets: every way to obtain them, with the real files where they are available."""
 
+import errno
 import gzip
 import hashlib
+import http.client
 import http.server
 import io
 import logging
@@ -250,6 +252,17 @@ def test_bad_download_is_refused_and_not_kept(
     assert "fedseal data get tiny --from DIR" in str(caught.value)
     assert "incomplete or changed" in caplog.text
     assert list(home.iterdir()) == []
+
+
+def test_a_route_that_is_lost_during_a_download_is_an_unreachable_address(
+    served: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: object) -> bytes:
+        raise OSError(errno.EHOSTUNREACH, "No route to host")
+
+    monkeypatch.setattr(http.client.HTTPResponse, "read", lose)
+    with pytest.raises(UserError, match=r"tiny.tar.gz could not be downloaded \(.*No route to host\)"):
+        tiny(*served)[0].obtain()
 
 
 def test_interrupted_connection(home: Path, served: tuple[Path, str]) -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 import torch
@@ -195,3 +196,27 @@ def test_only_the_cohort_trains_and_no_packet_has_a_row_per_image() -> None:
     assert sum("model" in reply.tensors for _, reply in sent) == 2
     for packet in (packet for pair in sent for packet in pair):
         assert all(60 not in value.shape for group in packet.tensors.values() for value in group.values())
+
+
+def test_an_error_while_a_worker_starts_is_reported_as_it_is(tmp_path: Path) -> None:
+    """Here the network's weights are only there until the workers start."""
+    path = tmp_path / "net.py"
+    path.write_text(
+        "import multiprocessing, torch\n"
+        "def build(channels, size, classes):\n"
+        "    if multiprocessing.parent_process():\n"
+        "        raise OSError('the hub is not reachable')\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(28 * 28, classes))\n"
+    )
+    setup = small(engine__workers=2, model__name=f"{path}:build")
+    engine = LocalEngine(setup)
+    try:
+        with pytest.raises(UserError, match="the hub is not reachable"):
+            list(run_rounds(setup, engine))
+    finally:
+        engine.close()
+
+
+def test_a_worker_without_memory_says_so() -> None:
+    assert "not enough memory" in local._failure(MemoryError()).sentence
+    assert "not enough memory" in local._failure(RuntimeError("can't allocate memory: 9 bytes")).sentence

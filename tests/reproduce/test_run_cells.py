@@ -9,7 +9,7 @@ import pytest
 
 from conftest import children
 from fedseal.reproduce.cells import Cell, find_table
-from fedseal.reproduce.run_cells import longest_runs, run_cells, run_folder, start
+from fedseal.reproduce.run_cells import count_rounds, longest_runs, run_cells, run_folder, start
 from fedseal.reproduce.store import ResultStore
 from fedseal.system.files import lock_run
 
@@ -103,3 +103,8 @@ def test_a_module_in_the_current_folder_does_not_replace_pythons(here: Path, cel
     (here / "random.py").write_text("raise SystemExit('mine')")
     *_, last = run_cells([cell], ResultStore(here / "results"), here / "runs", 1)
     assert list(last.finished) == [cell.name], last.failed
+
+
+def test_damaged_events_do_not_stop_other_cells(here: Path) -> None:
+    (here / "events.jsonl").write_text('{"event": "round", "t": 1}\nnot JSON\n{"event": "round", "t": 2}\n')
+    assert count_rounds(here) == count_rounds(here / "missing") == 0

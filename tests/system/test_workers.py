@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from multiprocessing.connection import Connection, Pipe
@@ -29,6 +30,16 @@ def ask() -> tuple[int, bool, int, bool, dict[str, str], str]:
     process.join()
     assert process.exitcode == 0
     return answer
+
+
+@linux
+def test_a_temporary_folder_with_a_long_path_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / (80 * "x")
+    folder.mkdir()
+    command = "from fedseal.system.workers import prepare_workers; prepare_workers('json')"
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    done = subprocess.run([sys.executable, "-c", command], env=environment, capture_output=True, text=True)
+    assert f"{folder} is too long for worker processes: set TMPDIR" in done.stderr
 
 
 @linux

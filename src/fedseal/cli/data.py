@@ -10,6 +10,7 @@ from rich.table import Table
 from fedseal.cli.common import PRESET_HELP, Assignments, console, escape, parse_assignments
 from fedseal.errors import UserError
 from fedseal.system.lazy import LazyModule
+from fedseal.system.logs import log
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +27,8 @@ else:
     federation = LazyModule("fedseal.data.federation")
     sources = LazyModule("fedseal.data.sources")
     plots = LazyModule("fedseal.report.plots")
+
+REMOVED = "removed"
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -119,17 +122,24 @@ def clean(
             action = ""
         elif dry_run:
             action = "would be removed"
-        elif cache.remove(path):
-            action = "removed"
-            removed.add(path)
         else:
-            action = "in use, kept"
+            action = _remove(path)
+        removed |= {path} if action == REMOVED else set()
         ago = f"{age} days ago" if age > 1 else ("today", "yesterday")[age]
         table.add_row(escape(path.name), _format_bytes(size), ago, escape(origin), action)
     console.print(table)
     left = cache.size_of(path for path in found if path not in removed)
     freed, where = _format_bytes(before - left), escape(cache.root())
     console.print(f"freed {freed}, {_format_bytes(left)} are left in {where}", soft_wrap=True)
+
+
+def _remove(path: Path) -> str:
+    """Removes an entry of the cache, and says what came of it."""
+    try:
+        return REMOVED if cache.remove(path) else "in use, kept"
+    except UserError as error:
+        log.warning("%s", error)
+        return "kept"
 
 
 def _choose(found: list[Path], names: list[str], days: int, everything: bool) -> set[Path]:

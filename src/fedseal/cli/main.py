@@ -16,7 +16,13 @@ import typer
 from fedseal.cli import data, deploy, doctor, keys, reproduce, runs, train
 from fedseal.errors import UserError
 from fedseal.system import logs
-from fedseal.system.crash import EXIT_CODE, describe_crash, describe_own_error, is_out_of_memory
+from fedseal.system.crash import (
+    EXIT_CODE,
+    NOT_ENOUGH_MEMORY,
+    describe_crash,
+    describe_own_error,
+    is_out_of_memory,
+)
 from fedseal.system.environment import set_up_process
 from fedseal.system.processes import SIGNALS, Stopped, end_with_parent, stop_on_signals
 
@@ -83,7 +89,7 @@ def run_safely(command: Callable[[], None]) -> int:
         return exit_.code if isinstance(exit_.code, int) else 1
     except Exception as error:
         if is_out_of_memory(error):
-            return _fail("There is not enough memory: lower data.size, model.width, a batch size or workers.")
+            return _fail(NOT_ENOUGH_MEMORY)
         if sentence := describe_own_error(error):
             return _fail(sentence)
         return _fail(describe_crash(error), EXIT_CODE)

@@ -27,7 +27,7 @@ from fedseal.config.sections import (
 )
 from fedseal.core import Method
 from fedseal.data.sources import SOURCES
-from fedseal.errors import UserError
+from fedseal.errors import UserError, printable
 from fedseal.methods import METHODS
 from fedseal.methods.loader import find_method, section_name
 from fedseal.models import MODELS
@@ -190,6 +190,11 @@ def parse(raw: Mapping[str, Any], where: str) -> Config:
         for key in raw:
             if key not in known:
                 raise UserError(f"unknown key '{key}'{did_you_mean(key, known)}.")
+        for path, value in flatten(raw).items():
+            if (shown := str(value)) != shown.encode("utf-8", "replace").decode():
+                raise UserError(
+                    f"'{path}' is '{printable(shown)}', which is not UTF-8: rename the file or folder."
+                )
         config = Config.model_validate(dict(raw))
         for path, names in CHOICES.items():
             section, key = path.split(".")
@@ -202,6 +207,17 @@ def parse(raw: Mapping[str, Any], where: str) -> Config:
         raise UserError(f"{where}: {explain(error, Config)}") from None
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The settings of all sections by dotted name, as in `--set`."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:

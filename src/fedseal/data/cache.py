@@ -17,10 +17,11 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
+from fedseal.data.hashed_files import load_array, verify, write_array
 from fedseal.data.pool import Pixels, Pool, PoolPixels, SegmentedPixels
 from fedseal.errors import UserError
 from fedseal.system.files import lock_folder, lock_if_unused, make_private
@@ -30,6 +31,7 @@ FORMAT = 1  # raise it when the stored content changes; older caches are then re
 # Keys from `own_images_key`, and features of images.
 OWN_IMAGES = re.compile(r"\w+-[0-9a-f]{16}-[0-9a-f]{24}|features-[0-9a-f]{24}")
 DEFAULT_LIMIT_GB = "20"
+IN_USE = "in-use"  # a file in a folder of features that the processes lock which use them
 
 FileState = tuple[str, int, int]  # name, size and modification time of a file
 
@@ -40,7 +42,14 @@ class DiskError(UserError):
 
 def root() -> Path:
     """The folder of the cache: FEDSEAL_DATA, or ~/.cache/fedseal."""
-    return Path(os.environ.get("FEDSEAL_DATA") or Path.home() / ".cache" / "fedseal")
+    if given := os.environ.get("FEDSEAL_DATA"):
+        return Path(given)
+    try:
+        return Path.home() / ".cache" / "fedseal"
+    except RuntimeError as error:
+        raise UserError(
+            "This user has no home folder: set FEDSEAL_DATA to a folder for the cache."
+        ) from error
 
 
 def get_or_build(key: str, build: Callable[[], tuple[Pool, str]]) -> Pool:
@@ -61,7 +70,7 @@ def load_cached(key: str) -> Pool | None:
             about = read_about(folder)
             for name, checksum in about["sha256"].items():
                 verify(folder / name, checksum)
-            pixels, labels = _map_pixels(folder, about), _load(folder / "labels.npy")
+            pixels, labels = _map_pixels(folder, about), load_array(folder / "labels.npy")
             parts = {part: range(start, stop) for part, (start, stop) in about["parts"].items()}
             classes, skipped = tuple(about["classes"]), dict(about["skipped"])
             pool = Pool(about["name"], pixels, labels, classes, parts, about["flips"], skipped)
@@ -87,10 +96,10 @@ def load_cached(key: str) -> Pool | None:
 def _map_pixels(folder: Path, about: Mapping[str, Any]) -> PoolPixels:
     """A plain array if possible: "pixels.npy", or the only segment if the images are in its order."""
     if "segments" not in about:
-        pixels: Pixels = _load(folder / "pixels.npy")
+        pixels: Pixels = load_array(folder / "pixels.npy")
         return pixels
     segments = [map_segment(folder / name, about["shape"]) for name in about["segments"]]
-    places = _load(folder / "places.npy")
+    places = load_array(folder / "places.npy")
     if len(segments) == 1 and np.array_equal(places[:, 1], np.arange(len(segments[0]))):
         return segments[0]
     return SegmentedPixels(segments, places)
@@ -100,17 +109,6 @@ def map_segment(path: Path, shape: Sequence[int]) -> Pixels:
     """Images [N, C, H, W] in a file without a header; `shape` is [C, H, W]."""
     number = path.stat().st_size // math.prod(shape)
     return np.memmap(path, np.uint8, "r", shape=(number, *shape))
-
-
-def verify(path: Path, checksum: str) -> None:
-    """Raises a ValueError if the file's content is not that of the checksum."""
-    with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != checksum:
-            raise ValueError(f"the checksum of {path.name} is wrong")
-
-
-def _load(path: Path) -> Any:
-    return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
 def origin(key: str) -> str | None:
@@ -207,7 +205,7 @@ def last_used(path: Path) -> float:
 def entries() -> list[Path]:
     """Everything in the cache, in the order of the last use. The folder may hold other files, too."""
     found = [path for path in (root().iterdir() if root().is_dir() else ()) if path.name[0] != "."]
-    own = (path for path in found if OWN_IMAGES.fullmatch(path.name) or (path / "about.json").is_file())
+    own = (path for path in found if OWN_IMAGES.fullmatch(path.name) or origin(path.name) is not None)
     return sorted(own, key=last_used)
 
 
@@ -245,7 +243,8 @@ def remove(path: Path) -> bool:
     """Removes an entry of the cache, all of it at once. False if a process uses it."""
     try:
         with ExitStack() as locks, workspace() as work:
-            unused = all(locks.enter_context(lock_if_unused(item)) for item in [path, *path.rglob("*")])
+            locked = [path, *path.glob(IN_USE)]
+            unused = all(locks.enter_context(lock_if_unused(item)) for item in locked)
             if unused:
                 path.rename(work / path.name)
     except FileNotFoundError:  # another process was faster
@@ -257,13 +256,17 @@ def remove(path: Path) -> bool:
     return unused
 
 
-def mark_used(folder: Path, file: Path, user: object) -> None:
-    """Records the use of an entry of the cache, and keeps it from being removed as long as `user` exists."""
-    lock = ExitStack()
-    lock.enter_context(lock_folder(file, exclusive=False))
-    weakref.finalize(user, lock.close)
-    with suppress(OSError):
+def mark_used(folder: Path, user: object) -> None:
+    """Records the use of features, and keeps them from being removed as long as `user` exists.
+
+    The folder itself is locked by a process that adds features.
+    """
+    with suppress(OSError):  # a cache that this user cannot change can still be read
+        (folder / IN_USE).touch(0o600)
         os.utime(folder)
+    lock = ExitStack()
+    lock.enter_context(lock_folder(folder / IN_USE, exclusive=False))
+    weakref.finalize(user, lock.close)
 
 
 @contextmanager
@@ -279,9 +282,11 @@ def workspace() -> Iterator[Path]:
     for other in root().glob(".work-*"):  # left behind by killed processes
         with suppress(OSError):
             if time.time() - other.stat().st_mtime > 86_400:
-                shutil.rmtree(other)
+                with lock_if_unused(other) as unused:
+                    if unused:
+                        shutil.rmtree(other)
     try:
-        with work as folder:
+        with work as folder, lock_folder(Path(folder), exclusive=False):
             yield Path(folder)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -304,29 +309,6 @@ def file_state(folder: Path, file: Path) -> FileState:
         state = file.lstat()
     about = (0, 0) if stat.S_ISDIR(state.st_mode) else (state.st_size, state.st_mtime_ns)
     return file.relative_to(folder).as_posix(), *about
-
-
-class HashingFile:
-    """A file that computes the checksum of the data written to it.
-
-    It also makes a full disk raise ENOSPC: NumPy writes real files with fwrite, which loses the reason.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-        self.sum = hashlib.sha256()
-
-    def write(self, data: bytes | memoryview) -> int:
-        self.sum.update(data)
-        return self.file.write(data)
-
-
-def write_array(path: Path, array: np.ndarray[Any, Any]) -> str:
-    """Writes an array as .npy and returns the checksum of the file."""
-    with path.open("wb") as file:
-        out = HashingFile(file)
-        np.lib.format.write_array(out, array, allow_pickle=False)
-    return out.sum.hexdigest()
 
 
 def read_about(folder: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Downloads from official addresses and from package managers."""
 
+import errno
 import hashlib
 import http.client
 import shutil
@@ -38,8 +39,10 @@ def download_file(url: str, to: Path, expected: str, *, progress: bool = True) -
                 advance(len(chunk))
         if checksum(to.read_bytes()) != expected:
             raise ChecksumError(f"{url} is incomplete or changed: its checksum is not {expected}.")
-    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+    except (OSError, http.client.HTTPException) as error:
         to.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
         raise UserError(
             f"{url} could not be downloaded ({getattr(error, 'reason', None) or error})."
         ) from error

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from fedseal.data import cache
-from fedseal.data.cache import FileState, HashingFile
+from fedseal.data.cache import FileState
+from fedseal.data.hashed_files import HashingFile, verify, write_array
 from fedseal.data.pool import Pixels
 from fedseal.system.files import lock_folder
 
@@ -71,7 +72,7 @@ def write_segments(
     files = json.dumps([states[i] for i in sorted(places)]).encode()
     (new / "files.json").write_bytes(files)
     sums = segments | {
-        "places.npy": cache.write_array(new / "places.npy", np.array(rows, np.int64).reshape(-1, 2)),
+        "places.npy": write_array(new / "places.npy", np.array(rows, np.int64).reshape(-1, 2)),
         "files.json": hashlib.sha256(files).hexdigest(),
     }
     return {"segments": list(segments), "shape": list(shape), "sha256": sums}, skipped
@@ -88,7 +89,7 @@ def _reuse(new: Path, former: Path, states: Sequence[FileState], shape: Sequence
         kept = {name: about["sha256"][name] for name in choose_kept(used, sizes, len(states) - len(places))}
         absorbed = {name: segments[name] for name in used if name not in kept}
         for name in absorbed:  # those that are kept are verified when the new state is loaded
-            cache.verify(former / name, about["sha256"][name])
+            verify(former / name, about["sha256"][name])
         for name in kept:
             _link(former / name, new / name)
     last = max(int(name.removeprefix("pixels-").removesuffix(".bin")) for name in segments)
@@ -110,7 +111,7 @@ def _read_former(former: Path) -> tuple[dict[FileState, Place], dict[str, Any]]:
     """Where an earlier state of the folder has the image of each file, and the state's description."""
     about = cache.read_about(former)
     for name in ("files.json", "places.npy"):
-        cache.verify(former / name, about["sha256"][name])
+        verify(former / name, about["sha256"][name])
     files = json.loads((former / "files.json").read_bytes())
     places = np.load(former / "places.npy", allow_pickle=False).tolist()
     found = zip(files, places, strict=True)

@@ -14,7 +14,7 @@ from fedseal.engines.client import SimulatedClients
 from fedseal.engines.memory_store import MemoryStore
 from fedseal.errors import UserError
 from fedseal.run_setup import RunSetup
-from fedseal.system.crash import describe_own_error
+from fedseal.system.crash import NOT_ENOUGH_MEMORY, describe_own_error, is_out_of_memory
 from fedseal.system.machine import cores
 from fedseal.system.workers import start_worker
 
@@ -152,9 +152,16 @@ class _Worker:
 def _work(pipe: Connection) -> None:
     """The worker process; it ends when the other end of the pipe is closed."""
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        setup = pipe.recv()
-        torch.set_num_threads(setup.config.client.threads)
-        clients, packets = SimulatedClients(setup), dict[int, Packet]()
+        start: SimulatedClients | _Failure
+        try:
+            setup = pipe.recv()
+            torch.set_num_threads(setup.config.client.threads)
+            start = SimulatedClients(setup)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            raise
+        except Exception as error:
+            start = _failure(error)
+        packets = dict[int, Packet]()
         while True:
             k, first, number, wire, memory = pipe.recv()
             if first:  # request of a new round
@@ -163,9 +170,15 @@ def _work(pipe: Connection) -> None:
                 packets[number] = Packet.from_bytes(wire)
             answer: _Answer | _Failure
             try:
-                answer = _answer(clients, k, packets[number], memory)
-            except UserError as error:
-                answer = _Failure("", str(error))
+                answer = start if isinstance(start, _Failure) else _answer(start, k, packets[number], memory)
             except Exception as error:
-                answer = _Failure(traceback.format_exc(), describe_own_error(error))
+                answer = _failure(error)
             pipe.send(answer)
+
+
+def _failure(error: Exception) -> _Failure:
+    if isinstance(error, UserError):
+        return _Failure("", str(error))
+    if is_out_of_memory(error):
+        return _Failure("", NOT_ENOUGH_MEMORY)
+    return _Failure("".join(traceback.format_exception(error)), describe_own_error(error))

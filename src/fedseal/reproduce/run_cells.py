@@ -99,7 +99,7 @@ def run_cells(
                     failed[cell.name] = str(error)
                 done += cost[cell.name]
             now = [*(item.cell for item in running), *elsewhere]
-            rounds = {cell.name: len(read_rounds(folders[cell.name])) for cell in now}
+            rounds = {cell.name: count_rounds(folders[cell.name]) for cell in now}
             part = sum(cost[cell.name] * rounds[cell.name] / cell.config.rounds for cell in now)
             yield CellsProgress(done + part, sum(cost.values()), rounds, dict(finished), dict(failed))
             time.sleep(0.2 if running or queue else 0)
@@ -107,6 +107,14 @@ def run_cells(
         for item in running:
             item.process.terminate()
             item.process.wait()
+
+
+def count_rounds(folder: Path) -> int:
+    """The rounds that a run has finished. A damaged file is reported by the run itself."""
+    try:
+        return len(read_rounds(folder))
+    except UserError:
+        return 0
 
 
 def longest_runs(cells: Iterable[Cell]) -> list[Cell]:

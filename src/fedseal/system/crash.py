@@ -11,6 +11,7 @@ from fedseal.system.own_code import find_line
 
 EXIT_CODE = 70  # EX_SOFTWARE in sysexits.h
 
+NOT_ENOUGH_MEMORY = "There is not enough memory: lower data.size, model.width, a batch size or workers."
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
 
 

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +33,13 @@ def prepare_workers(module: str) -> None:
     try:
         with _without_interrupts():
             forkserver.ensure_running()
+    except OSError as error:
+        if "AF_UNIX path too long" not in str(error):
+            raise
+        raise UserError(
+            f"The path of the temporary folder {tempfile.gettempdir()} is too long for worker processes: set"
+            " TMPDIR to a shorter one, such as /tmp."
+        ) from error
     finally:
         if before is None:
             del os.environ["OPENBLAS_NUM_THREADS"]

@@ -1,11 +1,10 @@
 """Logs a run to MLflow, on a server or in a folder."""
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedseal.config.config import Config
+from fedseal.config.config import Config, flatten
 from fedseal.errors import UserError
 from fedseal.rounds import Event, RoundDone
 from fedseal.system.files import write_atomic
@@ -101,17 +100,6 @@ class MLflow:
         for start in range(0, len(points), BATCH):
             self.client.log_batch(self.run_id, metrics=points[start : start + BATCH])
         self.logged = event.t
-
-
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The settings of all sections by dotted name, as in `--set`."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
 
 
 def _find_other(folder: Path) -> str:
