@@ -353,6 +353,7 @@ def test_a_client_says_that_the_server_has_started_another_run(
     link: FakeSuperLink,
     messages: list[str],
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
 ) -> None:
     about = {"client": "north", "version": fedseal_version(), "classes": 2, "channels": 3, "size": 8}
@@ -371,8 +372,10 @@ def test_a_client_says_that_the_server_has_started_another_run(
     )
     failed = "failed: the server uses the method none: join with --method and a copy of that file"
     other = "the server has started another run: the former one has ended or was given up"
-    assert messages[:5] == ["joined server:1", failed, failed, other, failed]
-    assert len(messages) == 7 and "validation error" in messages[5] and messages[6] == "the run has ended"
+    assert messages == ["joined server:1", other, "the run has ended"]
+    assert caplog.messages[:3] == [failed] * 3 and "validation error" in caplog.messages[3]
+    assert {record.levelname for record in caplog.records} == {"WARNING"} and len(caplog.records) == 4
+    assert link.online and link.calls[-1] != "UnregisterNode"  # otherwise its last reply would be lost
 
 
 def test_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

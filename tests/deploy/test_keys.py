@@ -117,8 +117,12 @@ def test_invalid_hosts_are_refused(host: str, tmp_path: Path) -> None:
 
 
 def test_unusable_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"There are no keys in .*: create them with 'fedseal keys init"):
+        keys.read_registered(tmp_path)
+    (tmp_path / "ca.crt").touch()
     with pytest.raises(UserError, match="has no client keys"):
         keys.read_registered(tmp_path)
+    (tmp_path / "ca.crt").unlink()
     keys.create_keys(tmp_path, [], ["a"])
     keys.create_keys(tmp_path / "other", [], ["a"])
     assert "localhost" in keys.certified_hosts(tmp_path)

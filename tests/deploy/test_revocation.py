@@ -44,6 +44,10 @@ def test_a_running_server_notices_revoked_and_renewed_keys(processes: Processes,
     wait_until(lambda: "sends" in again.output, *running, again)
     assert list(read_expelled(deployment.run)) == ["north"]
 
+    keys.create_keys(deployment.keys.with_name("other"), [], ["south"])
+    other = deployment.join("south", "--crl", deployment.keys.with_name("other") / "ca.crl", key=new)
+    assert other.wait() == 2 and "--crl is not the present list" in other.output
+
     keys.renew_server(deployment.keys, revoke=True)  # the running server has the old certificate
     refused = deployment.join("north", "--crl", crl, key=new)
     assert refused.wait() == 2 and "was revoked" in refused.output

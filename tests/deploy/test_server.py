@@ -354,7 +354,7 @@ def test_errors_of_the_server(
     small: tuple[str, ...], fedseal: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     safe = (*small, "--keys", tmp_path / "keys", "--set", "data.size=16")
-    fedseal(*small, "--keys", tmp_path / "none").refuses("has no client keys")
+    fedseal(*small, "--keys", tmp_path / "none").refuses("There are no keys in", "fedseal keys init")
     fedseal(*safe, "--clients", 2).refuses("--clients is 2, but only 1 may take part: north")
     fedseal(*safe, "--host", "10.9.8.7").refuses("not valid for 10.9.8.7", "--host 10.9.8.7")
     for days, reason in ((-4000, "ca.crt expired on"), (10, "ca.crt is valid only from")):

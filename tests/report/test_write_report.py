@@ -180,6 +180,15 @@ def test_comparing_runs_does_not_need_their_networks(own_network: Path, tmp_path
     assert "T-shirt/top" in text
 
 
+def test_an_unfinished_continuation_is_mentioned(copy: Path, fedseal: Command) -> None:
+    config = copy / "config.toml"
+    config.write_text(config.read_text("utf-8").replace("rounds = 2\n", "rounds = 300\n", 1), "utf-8")
+    assert fedseal("report", copy).code == 0
+    text = (copy / "report.html").read_text("utf-8")
+    assert "a continuation to 300 rounds has not finished" in text and "--set rounds=2" in text
+    assert "mean of the last 2 rounds" in text
+
+
 def test_a_run_without_problems_has_no_such_section(finished: Path) -> None:
     assert "Problems" not in sections(finished / "report.html")
 

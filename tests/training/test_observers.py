@@ -76,21 +76,23 @@ def test_time_left_is_that_of_the_last_ten_rounds() -> None:
 def test_the_log_has_a_line_per_left_out_client_and_few_for_quick_rounds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    log = RunLog(rounds=50, titles={"rounds": "my rounds"})
+    log = RunLog(rounds=50, titles={"rounds": "my rounds"}, judged="average")
     caplog.set_level("INFO", "fedseal")
     for t in range(1, 51):
         if t == 7:
             log(LeftOut(t, "north", Problem("it was too slow")))
         metrics = {"t": t, "seconds": {"server": 2.0}, "test_accuracy": t / 100, "rounds": 7}
+        metrics |= {"average_test_accuracy": t / 200, "average_validation_accuracy": 0.5}
         log(RoundDone(t, metrics, Packet()))
     assert caplog.messages == [
-        "round 1 of 50, 98 s left: test 1.0% · my rounds 7",
+        "round 1 of 50, 98 s left: test 0.5% · my rounds 7",
         "round 7: north is left out: it was too slow",
-        "round 50 of 50: test 50.0% · my rounds 7",
+        "round 50 of 50: test 25.0% · my rounds 7",
     ]
     fields = [record.__dict__["fields"] for record in caplog.records]
     assert fields[0] == {
         "round": 1, "rounds": 50, "seconds_left": 98.0, "test_accuracy": 0.01,
+        "average_test_accuracy": 0.005, "average_validation_accuracy": 0.5,
     }  # fmt: skip
     assert fields[1] == {"round": 7, "client": "north", "reason": "it was too slow"}
 

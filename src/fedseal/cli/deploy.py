@@ -295,7 +295,9 @@ def join(
             raise UserError(f"There is no file {file}: give a copy of the server's file.")
     client_key = _read_key(key, passphrase_file, crl) if key else None
     files = client_app.OwnFiles(*(str(file.resolve()) if file else "" for file in (method, network, weights)))
-    allowed = consent.parse_consent(parse_assignments(limit), only or [], share_counts, masked)
+    allowed = consent.parse_consent(
+        parse_assignments(limit), only or [], share_counts, masked, own_method=method is not None
+    )
     if insecure:
         messages.warning(
             "--insecure: anyone on the network can read and change everything that this client sends, and"

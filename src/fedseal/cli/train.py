@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fedseal.data.pool import Federation
     from fedseal.report import run as report_run
     from fedseal.report import titles, write
-    from fedseal.storage import run_folder
+    from fedseal.storage import accuracies, run_folder
     from fedseal.training import train as training
 else:
     load = LazyModule("fedseal.config.load")
@@ -43,6 +43,7 @@ else:
     report_run = LazyModule("fedseal.report.run")
     titles = LazyModule("fedseal.report.titles")
     write = LazyModule("fedseal.report.write")
+    accuracies = LazyModule("fedseal.storage.accuracies")
     run_folder = LazyModule("fedseal.storage.run_folder")
     training = LazyModule("fedseal.training.train")
 
@@ -162,7 +163,7 @@ def _show_result(
     terminal.print(table)
     labels, seconds = summary["labels"], summary["seconds"]
     terminal.print(
-        f"accuracy of {titles.MODELS[summary['evaluate']]}, mean of the last ten rounds;"
+        f"accuracy of {titles.MODELS[summary['evaluate']]}, {accuracies.averaged_over(rounds)};"
         f" {labels['total']} labels ({labels['training']} for training, {labels['validation']} for"
         f" validation); {seconds:.0f} s"
     )

@@ -36,6 +36,7 @@ from fedseal.storage.model_file import load
 from fedseal.storage.model_header import read_header
 from fedseal.system.checksums import verify_checksum
 from fedseal.system.files import cannot_write, make_private, write_atomic
+from fedseal.system.logs import log
 from fedseal.system.machine import find_device
 
 PHASES = {KEYS: "made keys", SHARES: "made shares of its secrets", UNMASK: "opened others' shares"}
@@ -70,6 +71,7 @@ class Client:
                     notify("the server has started another run: the former one has ended or was given up")
                 reply = self._reply(request, notify)
                 if END_OF_RUN in request.content.config_records:
+                    connection.ended = True
                     with suppress(httpx.HTTPError):  # the server may end first
                         connection.push(reply)
                     self._keep_model(request, notify)
@@ -136,7 +138,7 @@ class Client:
         try:
             reply = client_app.app(message, context)
         except Exception as error:
-            notify(f"failed: {one_line(str(error))}")
+            log.warning("failed: %s", one_line(str(error)))
             failure = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, public_reason(error))
             return Message(failure, reply_to=message)
         if message.metadata.message_type == MessageType.TRAIN:

@@ -127,6 +127,7 @@ class Connection:
         consent: Consent = DEFAULT_CONSENT,
     ) -> None:
         self.server, self.key, self.wait, self.notify, self.consent = server, key, wait, notify, consent
+        self.ended = False  # the run
         verify = trust(key) if key else True
         private = key.private if key else ec.generate_private_key(ec.SECP384R1())
         self._public = public_key_to_bytes(private.public_key())
@@ -159,12 +160,12 @@ class Connection:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Tells the server that this client leaves."""
+        """Tells the server that this client leaves, but not at the end: its last reply would be dropped."""
         self._closed.set()
         self._http.timeout = LEAVE_SECONDS
         self._heartbeats.join(LEAVE_SECONDS)
         with suppress(httpx.HTTPError):
-            if self._node.node_id:
+            if self._node.node_id and not self.ended:
                 self._fleet.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
                 if self.key is None:
                     self._fleet.UnregisterNode(UnregisterNodeFleetRequest(node_id=self._node.node_id))

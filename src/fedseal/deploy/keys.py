@@ -134,6 +134,8 @@ def renew_ca(folder: Path, days: int = DAYS) -> list[Path]:
 def read_registered(folder: Path) -> dict[str, bytes]:
     """The registered clients: their public keys, in Flower's form, by name in alphabetical order."""
     files = sorted((folder / "clients").glob("*.pub"), key=lambda path: path.stem)
+    if not (folder / "ca.crt").exists():
+        raise UserError(f"There are no keys in {folder}: create them with 'fedseal keys init {folder}'.")
     if not files:
         raise UserError(f"{folder} has no client keys: add clients with 'fedseal keys add-client {folder}'.")
     return {path.stem: read_public_key(path) for path in files}

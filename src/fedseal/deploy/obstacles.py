@@ -13,7 +13,8 @@ from fedseal.errors import UserError
 from fedseal.system.version import fedseal_version, needed_version
 
 DUPLICATE_SECONDS = 35.0  # the server notices within 30 seconds that another client with this key was killed
-EXPIRED, NOT_YET_VALID, REVOKED, NO_LIST, OLD_LIST = 10, 9, 23, 3, 12  # OpenSSL's codes for certificates
+EXPIRED, NOT_YET_VALID, REVOKED = 10, 9, 23  # OpenSSL's codes for certificates
+NO_LIST, OTHER_LIST, OLD_LIST = 3, 8, 12
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def _invalid_certificate(server: str, error: ssl.SSLCertVerificationError) -> Us
         return UserError(
             f"The certificate of {server} was revoked, so it may not be the real server: ask whoever runs it."
         )
-    if error.verify_code in (NO_LIST, OLD_LIST):
+    if error.verify_code in (NO_LIST, OTHER_LIST, OLD_LIST):
         return UserError(
             f"--crl is not the present list of revoked certificates of {server}: ask for its newest ca.crl."
         )

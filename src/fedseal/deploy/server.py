@@ -15,8 +15,8 @@ from fedseal.deploy.superlink import Endpoint, connect
 from fedseal.engines.flower.engine import FlowerEngine
 from fedseal.engines.memory_store import MemoryStore
 from fedseal.errors import UserError
-from fedseal.rounds import LAST_ROUNDS
 from fedseal.run_setup import RunSetup
+from fedseal.storage.accuracies import averaged_over
 from fedseal.storage.run_folder import Result, expel_clients, write_clients
 from fedseal.system.logs import log
 from fedseal.training.observers import Observer
@@ -108,8 +108,7 @@ def describe_accuracy(result: Result, federation: Federation) -> str:
     """A run's accuracy, with the images and rounds over which it is a mean."""
     kind = "test" if "test" in federation.tests else "validation"
     number = len(federation.tests.get("test", federation.validation))
-    rounds = min(result.summary["rounds"], LAST_ROUNDS)
-    mean = f"mean of the last {rounds} rounds" if rounds > 1 else "after one round"
+    mean = averaged_over(result.summary["rounds"])
     return f"accuracy {result.accuracy:.2%} on {number:,} {kind} images, {mean}"
 
 

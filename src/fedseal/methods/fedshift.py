@@ -52,6 +52,8 @@ class FedShift(Method):
 
     titles: ClassVar[Mapping[str, str]] = {"labelled": "labelled images", "temperature": "temperature T"}
     explanations: ClassVar[Mapping[str, str]] = {
+        "model": "wᵗ: the model that clients start from in round t. With server_step, the server has trained"
+        " it on its labelled images.",
         "average": "w̄: the average of the models that clients send back, also over the last rounds.",
         "labelled": "labelled images: client images whose label is confident enough to learn from.",
         "temperature": "T: the model's outputs are divided by T, so that its confidence agrees with its"

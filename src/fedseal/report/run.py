@@ -50,13 +50,18 @@ class Run:
             ) from error
         events = read_rounds_until(folder, summary["rounds"])
         logged = read_events(folder / "events.jsonl")
-        left_out = [event for event in logged if event["event"] == "left-out"]
+        left_out = [e for e in logged if e["event"] == "left-out" and e["t"] <= summary["rounds"]]
         config = load_config(folder / "config.toml")
         return Run(folder, config, summary, events, left_out, read_rounds(folder / "server-sl"))
 
     @property
     def name(self) -> str:
         return f"{section_name(self.config.method)}, seed {self.config.seed}"
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the finished run was continued for more rounds, of which some are missing."""
+        return self.config.rounds != int(self.summary["rounds"])
 
     @property
     def method(self) -> Method:

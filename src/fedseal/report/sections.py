@@ -12,7 +12,7 @@ from fedseal.report.page import notes, section, table
 from fedseal.report.run import Run, finite_points, format_left_out, format_rounds
 from fedseal.report.titles import EXPLANATIONS, accuracy_title, heading, metric_title, model_of
 from fedseal.run_setup import images_are_elsewhere
-from fedseal.storage.accuracies import judged_by
+from fedseal.storage.accuracies import averaged_over, judged_by
 from fedseal.storage.summary import describe_privacy
 
 COUNTS, RATES = "Images that clients learn from", "Correct labels"
@@ -31,9 +31,11 @@ def accuracy_sections(run: Run) -> list[str]:
         f" ({labels['training']} for training, {labels['validation']} for validation),"
         f" {summary['seconds'] / 60:.1f} minutes, split {summary['split']}"
     )
+    if run.unfinished:
+        facts += f"; a continuation to {run.config.rounds} rounds has not finished"
     if left_out := format_left_out(summary):
         facts += f"; replies left out: {left_out}"
-    text = f"<p>{escape(facts)}.</p><p>Result: {escape(run.result)}, mean of the last ten rounds.</p>"
+    text = f"<p>{escape(facts)}.</p><p>Result: {escape(run.result)}, {averaged_over(summary['rounds'])}.</p>"
 
     series = {accuracy_title(name): run.points(name) for name in run.accuracies}
     if run.baseline:
@@ -145,6 +147,7 @@ def problems_section(run: Run, skipped: Mapping[str, str]) -> list[str]:
 def reproduction_section(run: Run) -> str:
     """The commands that repeat a run, the versions, and the whole configuration."""
     repeat = ["fedseal", "train", str(run.folder / "config.toml"), "--out", "repeated"]
+    repeat += ["--set", f"rounds={run.summary['rounds']}"] if run.unfinished else []
     evaluate = ["fedseal", "evaluate", str(run.folder)]
     elsewhere = images_are_elsewhere(run.config)
     commands = "\n".join(map(shlex.join, [[*evaluate, "--test", "DIR"]] if elsewhere else [repeat, evaluate]))

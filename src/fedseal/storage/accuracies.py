@@ -34,6 +34,12 @@ def judged_by(measured: Mapping[str, Any], model: str) -> str:
     return test if test in measured else accuracy_name(model, "validation")
 
 
+def averaged_over(rounds: int) -> str:
+    """Over which rounds the accuracy of a run with this number of rounds is a mean."""
+    number = min(rounds, LAST_ROUNDS)
+    return f"mean of the last {number} rounds" if number > 1 else "after one round"
+
+
 def summarize(events: Sequence[Event]) -> dict[str, dict[str, Any]]:
     """For every accuracy: of the last round, the mean of the last ten rounds, and of the round that is best
     on validation (the first of equal ones)."""

@@ -21,6 +21,7 @@ from fedseal.engines.memory_store import MemoryStore
 from fedseal.replies import is_reserved
 from fedseal.rounds import ClientDone, Event, LeftOut, RoundDone
 from fedseal.rounds import Progress as RunProgress
+from fedseal.storage.accuracies import PREFIXES, judged_by
 from fedseal.storage.checkpoint import Checkpoint
 from fedseal.storage.events_file import format_line, format_lines, read_events, read_rounds_until
 from fedseal.system.files import cannot_write, sync_folder, write_atomic
@@ -101,8 +102,8 @@ class Checkpoints:
 class RunLog:
     """Logs rounds and left-out clients. Rounds that follow each other quickly share a line."""
 
-    def __init__(self, rounds: int, titles: Mapping[str, str]) -> None:
-        self.rounds, self.titles = rounds, titles
+    def __init__(self, rounds: int, titles: Mapping[str, str], judged: str = "model") -> None:
+        self.rounds, self.titles, self.judged = rounds, titles, judged
         self.steps_limit, self.rounds_limit = RateLimit(), RateLimit()
         self.clock = TimeLeft(rounds)
 
@@ -127,7 +128,7 @@ class RunLog:
         numbers = {k: v for k, v in event.metrics.items() if isinstance(v, int | float) and k != "t"}
         known = {"round": event.t, "rounds": self.rounds, "seconds_left": round(left, 1)}
         extra = about("round", **(known | numbers | known))  # a method may call its numbers as it likes
-        progress_log.info("%s: %s", words, status(event.metrics, self.titles), extra=extra)
+        progress_log.info("%s: %s", words, status(event.metrics, self.titles, self.judged), extra=extra)
 
     def close(self) -> None: ...
 
@@ -188,7 +189,13 @@ class ProgressBar:
     """Shows progress in the terminal: round, accuracy, the method's own numbers, remaining time."""
 
     def __init__(
-        self, title: str, rounds: int, done: int, console: Console, titles: Mapping[str, str]
+        self,
+        title: str,
+        rounds: int,
+        done: int,
+        console: Console,
+        titles: Mapping[str, str],
+        judged: str = "model",
     ) -> None:
         columns = (
             TextColumn("{task.description}"),
@@ -197,7 +204,7 @@ class ProgressBar:
             TextColumn("{task.fields[status]}"),
             TimeRemainingColumn(compact=True),
         )
-        self.titles = titles
+        self.titles, self.judged = titles, judged
         self.progress = Progress(*columns, console=console)
         self.start_task = self.progress.add_task("", visible=False, status="")
         self.rounds_task = self.progress.add_task(
@@ -220,23 +227,22 @@ class ProgressBar:
                 self.clients_task, completed=event.done, total=event.total, visible=event.done < event.total
             )
         elif isinstance(event, RoundDone):
-            self.progress.update(
-                self.rounds_task, completed=event.t, status=status(event.metrics, self.titles), visible=True
-            )
+            words = status(event.metrics, self.titles, self.judged)
+            self.progress.update(self.rounds_task, completed=event.t, status=words, visible=True)
 
     def close(self) -> None:
         self.progress.stop()
 
 
-def status(metrics: Mapping[str, Any], titles: Mapping[str, str]) -> str:
-    """A round in a few words: accuracy, then the method's own numbers."""
-    words = []
-    for images in ("test", "validation"):
-        if f"{images}_accuracy" in metrics:
-            words.append(f"{images} {metrics[f'{images}_accuracy']:.1%}")
-            break
-    if "client_accuracy" in metrics:
-        words.append(f"client {metrics['client_accuracy']:.1%}")
+def status(metrics: Mapping[str, Any], titles: Mapping[str, str], judged: str) -> str:
+    """A round in a few words: accuracies of the model that is judged, then the method's own numbers."""
+    name = judged_by(metrics, judged)
+    prefix = PREFIXES["average"] if name.startswith(PREFIXES["average"]) else PREFIXES["model"]
+    words = [
+        f"{shown.removeprefix(prefix).removesuffix('_accuracy')} {metrics[shown]:.1%}"
+        for shown in (name, f"{prefix}client_accuracy")
+        if shown in metrics
+    ]
     if "epsilon" in metrics:
         words.append(f"ε {metrics['epsilon']:.3g}")
     for name, value in metrics.items():

@@ -177,13 +177,14 @@ def _train(
             EventLog(folder / "events.jsonl", done),
             TensorBoard(folder / "tensorboard", done),
             Checkpoints(saved, memories, config.engine.checkpoint_every, config.rounds, seconds),
-            RunLog(config.rounds, method.titles),
+            RunLog(config.rounds, method.titles, config.evaluate),
         ]
         if (console.is_terminal or console.is_jupyter) and not console.quiet:
-            observers.append(ProgressBar(config.method, config.rounds, done, console, method.titles))
+            shown = (console, method.titles, config.evaluate)
+            observers.append(ProgressBar(config.method, config.rounds, done, *shown))
         for observer in observers:
             stack.callback(observer.close)
-        first, number = done + 1, len(setup.federation.names)
+        first, number = done + 1, len(engine.clients)
         extra = about("start", method=config.method, round=first, rounds=config.rounds, clients=number)
         words = "%s: rounds %d to %d with %d clients, into %s"
         progress_log.info(words, config.method, first, config.rounds, number, folder, extra=extra)

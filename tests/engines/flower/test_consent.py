@@ -15,6 +15,7 @@ from fedseal.data.federation import load_federation
 from fedseal.engines.flower.client_app import NO_FILES, TaskRefusedError, run_deployed
 from fedseal.engines.flower.consent import Consent, Limits, parse_consent
 from fedseal.engines.flower.task import ClientTask, make_task
+from fedseal.errors import UserError
 from fedseal.run_setup import RunSetup
 
 
@@ -98,3 +99,10 @@ def test_options_of_join(fedseal: Command, tmp_path: Path) -> None:
     text = fedseal("join", "--help").out
     for name, field in Limits.model_fields.items():
         assert f"{name}={field.default}" in text.replace("\n", "")
+
+
+def test_only_a_known_method_can_be_insisted_on() -> None:
+    assert parse_consent({}, ["fedshift"], False).methods == ("fedshift",)
+    assert parse_consent({}, ["Mine"], False, own_method=True).methods == ("Mine",)
+    with pytest.raises(UserError, match=r"--only: there is no method 'fedsift' \(did you mean 'fedshift'"):
+        parse_consent({}, ["fedsift"], False)

@@ -5,10 +5,11 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from fedseal.config.config import Config, explain
+from fedseal.config.config import Config, did_you_mean, explain
 from fedseal.config.sections import Settings
 from fedseal.engines.flower.task import ClientTask
 from fedseal.errors import UserError
+from fedseal.methods import METHODS
 
 
 class Limits(Settings):
@@ -72,9 +73,16 @@ class Consent(Settings):
 
 
 def parse_consent(
-    limits: Mapping[str, Any], methods: Sequence[str], share_counts: bool, masked: bool = False
+    limits: Mapping[str, Any],
+    methods: Sequence[str],
+    share_counts: bool,
+    masked: bool = False,
+    own_method: bool = False,
 ) -> Consent:
-    """The consent that the options of `join` give."""
+    """The consent that the options of `join` give. Without a method of your own, only built-in ones exist."""
+    for name in () if own_method else methods:
+        if name not in METHODS:
+            raise UserError(f"--only: there is no method '{name}'{did_you_mean(name, METHODS)}.")
     try:
         accepted = Limits.model_validate(dict(limits))
     except ValidationError as error:
