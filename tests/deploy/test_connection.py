@@ -35,6 +35,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedseal.core import Packet
 from fedseal.deploy import client
 from fedseal.deploy import connection as module
+from fedseal.deploy.bounded_answers import BadAnswerError
 from fedseal.deploy.connection import Connection
 from fedseal.engines.flower.consent import Consent, Limits
 from fedseal.engines.flower.task import END_OF_RUN, ClientTask, pack, unpack
@@ -65,6 +66,7 @@ class FakeSuperLink:
         self.objects: dict[str, bytes] = {}
         self.received: dict[str, bytes] = {}  # parts of a reply
         self.expected: list[str] = []
+        self.session = "session"  # in which the parts of a reply are accepted
         self.forgets = False  # announcements, as when the server has taken them
 
     def __getattribute__(self, name: str) -> Any:
@@ -140,10 +142,7 @@ class FakeSuperLink:
         return PushMessagesResponse(objects_to_push=listed, session_id="session")
 
     def PushObject(self, request: Any) -> PushObjectResponse:
-        assert request.session_id == (
-            "" if self.forgets and self.calls.count("PushMessages") > 1 else "session"
-        )
-        if request.object_id not in self.expected:
+        if request.object_id not in self.expected or request.session_id not in ("", self.session):
             return PushObjectResponse(stored=False)
         self.received[request.object_id] = request.object_content
         return PushObjectResponse(stored=True)
@@ -239,9 +238,9 @@ def test_an_answer_that_is_too_large_or_compressed_is_refused_while_it_arrives(
 
     connection = Connection("server:1", None, 0, print)
     connection._http._transport = httpx.MockTransport(answer)
-    with pytest.raises(module.BadAnswerError):
+    with pytest.raises(BadAnswerError):
         connection._fetch(Node(), 1, ObjectTree(object_id="a" * 64))
-    with pytest.raises(module.BadAnswerError):
+    with pytest.raises(BadAnswerError):
         connection._fleet.PullMessages(PullMessagesRequest())
     assert sum(sent) == 2 * read and asked == ["identity"] * 2
     with pytest.raises(UserError, match="is not a fedseal server"):
@@ -336,6 +335,28 @@ def test_a_reply_that_is_not_expected_any_more_is_dropped(
     link.PushObject = lambda request: PushObjectResponse(stored=False)  # type: ignore[method-assign]
     connection.send(reply)
     assert messages == ["the server no longer expects this reply"] * 2 and not link.received
+
+
+def test_a_reply_is_completed_although_its_announcement_was_delivered_twice(
+    connection: Connection, link: FakeSuperLink, messages: list[str]
+) -> None:
+    """The client got the first answer, but the server has opened another session since."""
+    reply = reply_to(link, connection)
+    link.session = "another"
+    connection.send(reply)
+    assert isinstance(inflate_object_from_contents(reply.object_id, dict(link.received)), Message)
+    assert not messages
+
+
+def test_a_reply_that_may_be_lost_makes_the_client_connect_again(
+    connection: Connection, link: FakeSuperLink, messages: list[str]
+) -> None:
+    """The server may still wait for it, and repeats its request to a client that connects again."""
+    reply = reply_to(link, connection)
+    link.fails = {"PushMessages": [LOST, status(403)]}
+    connection.send(reply)
+    assert messages[1:] == ["the server no longer expects this reply", "joined server:1"]
+    assert link.calls.count("ActivateNode") == 2
 
 
 def test_a_client_gives_up_if_the_server_does_not_come_back(

@@ -1,6 +1,7 @@
 """Replies are fetched from the SuperLink such that one client neither blocks nor breaks the others."""
 
 from collections.abc import Iterator
+from concurrent.futures import wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -136,6 +137,18 @@ def test_an_incomplete_reply_does_not_hold_up_the_others(grid: SafeGrid, link: F
     replies = pull(grid, 1, *names)
     assert unpack(replies["incomplete"].content) == b"first"
     grid.close()
+
+
+def test_only_replies_to_the_named_messages_are_handed_over(grid: SafeGrid, link: FakeSuperLink) -> None:
+    """Otherwise whoever asks for a client's name would get, and lose, a reply that trains."""
+    question, request = send(grid, "question"), send(grid, "request", 8)
+    parts = link.reply(request, b"request")
+    assert list(grid.pull_messages([request.metadata.message_id])) == []
+    link.objects |= parts
+    wait(grid._fetched.values())
+    assert list(grid.pull_messages([question.metadata.message_id])) == []
+    [reply] = grid.pull_messages([request.metadata.message_id])
+    assert unpack(reply.content) == b"request"
 
 
 def test_a_reply_that_is_being_fetched_does_not_keep_the_process_alive(

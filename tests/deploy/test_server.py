@@ -85,7 +85,19 @@ def is_private(path: Path) -> bool:
     return not path.stat().st_mode & 0o077
 
 
-# Runs a real client whose replies are then changed.
+# What the server says about a client's reply with a fault.
+REASONS = {
+    "NaN": "NaN or infinite",
+    "shape": "other names, shapes or types",
+    "huge": "its reply is too large",
+    "keys": "other names, shapes or types",
+    "float8": "its reply contains other groups of tensors than model",
+    "many": "its reply lists many more tensors",
+    "raises": "it failed: RuntimeError, see the client's own output",
+    "garbled": "its reply cannot be read",
+    "slow": "no reply within 20 seconds",
+}
+# Runs a real client whose replies are then changed, with another fault in each round.
 FAULTY_CLIENT = """
 import sys, time, torch
 from fedseal.system.environment import set_up_process
@@ -93,11 +105,12 @@ set_up_process()
 from flwr.app import Message
 from fedseal.core import Packet
 from fedseal.engines.flower import client_app
-run_client, fault = client_app.run_client, sys.argv.pop(1)
+run_client, deflate, faults = client_app.run_client, Message.deflate, sys.argv.pop(1).split()
 
-def run_faulty_client(*arguments, **options):
-    reply, memory = run_client(*arguments, **options)
-    model = reply.tensors["model"]
+def run_faulty_client(method, client, request, *arguments, **options):
+    reply, memory = run_client(method, client, request, *arguments, **options)
+    model, fault = reply.tensors["model"], faults[int(request.scalars["t"]) - 1]
+    Message.deflate = deflate
     if fault == "NaN":
         model["mean"].fill_(torch.nan)
     elif fault == "shape":
@@ -114,60 +127,41 @@ def run_faulty_client(*arguments, **options):
         reply = Packet({"model": model, "extra": extra}, reply.scalars)
     elif fault == "raises":
         raise RuntimeError("a secret of this client")
-    elif fault == "slow":
-        time.sleep(35)  # longer than the deadline
     elif fault == "garbled":
-        Message.deflate = lambda self, usual=Message.deflate: usual(self)[:-40] + b"!" * 40
+        Message.deflate = lambda self: deflate(self)[:-40] + b"!" * 40
+    elif fault == "slow":
+        time.sleep(28)  # longer than the deadline
     return reply, memory
 
 client_app.run_client = run_faulty_client
 from fedseal.cli.main import main
 main()
 """
-REASONS = {
-    "NaN": "NaN or infinite",
-    "shape": "other names, shapes or types",
-    "huge": "its reply is too large",
-    "keys": "other names, shapes or types",
-    "float8": "its reply contains other groups of tensors than model",
-    "many": "its reply lists many more tensors",
-    "raises": "it failed: RuntimeError, see the client's own output",
-    "slow": "no reply within 25 seconds",
-    "garbled": "its reply cannot be read",
-    "limited": "it failed: this client accepts at most 0 for client.epochs, but the server asks for 1: join",
-}
-
-
-LIMITED = {"limited": ("--limit", "epochs=0")}
 
 
 def test_faulty_clients_do_not_stop_a_run(processes: Processes, images: Path) -> None:  # noqa: F811
-    """One correct client and one with each fault, over TLS: the round continues with the correct one."""
-    for fault in REASONS:
-        (images / "clients" / fault).symlink_to(images / "clients" / "south")
-    names = ("north", *REASONS)
-    changes = {"engine.deadline": 25, "engine.min_replies": 1}
-    deployment = Deployment(processes, images, names, rounds=1, **changes)
-    server = deployment.serve()
-    correct = deployment.join("north")
-    faulty = {
-        fault: deployment.join(fault, *LIMITED.get(fault, ()), program=("-c", FAULTY_CLIENT, fault))
-        for fault in REASONS
-    }
+    """Over TLS, with another fault in each round: the rounds continue with the correct client."""
+    changes = {"engine.deadline": 20, "engine.min_replies": 1, "rounds": len(REASONS)}
+    deployment = Deployment(processes, images, **changes)
+    server, correct = deployment.serve(), deployment.join("north")
+    faulty = deployment.join("south", program=("-c", FAULTY_CLIENT, " ".join(REASONS)))
+    limited = deployment.join("east", "--limit", "epochs=0")
     assert server.wait() == 0, server.output
-    assert correct.wait() == 0, correct.output
-    slow = faulty["slow"]  # it comes back after the end of the run, and learns it
-    assert slow.wait() == 0 and "the run has ended" in slow.output
-    events = read_events(deployment.run / "events.jsonl")
-    for fault, reason in REASONS.items():
-        reasons = [e["reason"] for e in events if e["event"] == "left-out" and e["client"] == fault]
-        assert len(reasons) == 1 and reason in reasons[0], (fault, reasons)
-        assert "a secret" not in reasons[0]
-    assert "a secret of this client" in faulty["raises"].output  # on the client's terminal only
-    assert "accepts at most 0 for client.epochs" in faulty["limited"].output
-    assert "a secret" not in server.output
-    [last] = read_rounds(deployment.run)
-    assert sorted(last["left_out"]) == sorted(REASONS)
+    assert [correct.wait(), limited.wait()] == [0, 0], correct.output + limited.output
+    assert faulty.wait() == 0 and "the run has ended" in faulty.output  # it was slow, and learns it later
+    left_out = [e for e in read_events(deployment.run / "events.jsonl") if e["event"] == "left-out"]
+    reasons = {name: [e["reason"] for e in left_out if e["client"] == name] for name in NAMES}
+    assert reasons["north"] == []
+    for reason, expected in zip(reasons["south"], REASONS.values(), strict=True):
+        assert expected in reason
+    refusal = "it failed: this client accepts at most 0 for client.epochs, but the server asks for 1: join"
+    assert len(reasons["east"]) == len(REASONS) and all(
+        reason.startswith(refusal) for reason in reasons["east"]
+    )
+    assert "accepts at most 0 for client.epochs" in limited.output
+    assert "a secret of this client" in faulty.output  # on the client's terminal only
+    assert "a secret" not in server.output + "".join(reasons["south"])
+    assert [event["left_out"] for event in read_rounds(deployment.run)] == [["east", "south"]] * len(REASONS)
 
 
 def test_a_deployment_without_tls_and_keys(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,8 +15,9 @@ from PIL import Image
 
 from conftest import Command, alive, children, contents
 from fedseal import __version__
-from fedseal.reproduce.cells import find_table, load_tables
-from fedseal.reproduce.run_cells import run_folder
+from fedseal.errors import UserError
+from fedseal.reproduce.cells import find_cell, find_table, load_tables
+from fedseal.reproduce.run_cells import compare, run_folder
 from fedseal.reproduce.store import KEPT_FILES, ResultStore
 from fedseal.storage.events_file import format_lines, read_events
 from fedseal.system.machine import cores, processor
@@ -77,7 +79,9 @@ def test_cells_are_run_once_kept_and_verified(here: Path, fedseal: Command) -> N
     assert list(kept.rglob("model.safetensors"))
     summary = place / cells[1] / "summary.json"
     summary.write_text(summary.read_text("utf-8").replace(processor(), "an abacus"))
-    fedseal(*words, "--verify", cells[1]).refuses(f"an abacus then, {processor()} now.")
+    cell = find_cell(find_table("figure-self-ensemble"), cells[1], "smoke")
+    with pytest.raises(UserError, match=f"an abacus then, {re.escape(processor())} now"):
+        compare(cell, ResultStore(here / "results"), ResultStore(kept / "results"))
     made_with = '"fedseal": "{}"'.format
     summary.write_text(summary.read_text("utf-8").replace(made_with(__version__), made_with("0.1.0")))
     assert f"outdated in figure-self-ensemble: {cells[1]}\n" in fedseal("reproduce", "--list", *SMOKE).out

@@ -53,8 +53,9 @@ main()
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an uninterrupted run."""
-    return fedseal.train("fmnist-lenet", out=tmp_path_factory.mktemp("whole"), options=SMALL).folder
+    """The folder of an uninterrupted run, in one process."""
+    options = {**SMALL, "engine.workers": 1}
+    return fedseal.train("fmnist-lenet", out=tmp_path_factory.mktemp("whole"), options=options).folder
 
 
 def arguments(out: Path, **more: object) -> list[str]:
@@ -63,8 +64,8 @@ def arguments(out: Path, **more: object) -> list[str]:
     return [*words, *(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))]
 
 
-def command(out: Path) -> list[str]:
-    return [sys.executable, "-m", "fedseal", *arguments(out)]
+def command(out: Path, **more: object) -> list[str]:
+    return [sys.executable, "-m", "fedseal", *arguments(out, **more)]
 
 
 def events(run: Path) -> list[dict[str, Any]]:
@@ -128,12 +129,13 @@ def test_run_killed_before_or_after_the_commit_of_memories_gives_the_same_result
 ) -> None:
     """With a checkpoint every two rounds, the memories of rounds 3 and 4 are lost or kept with the commit."""
     run = tmp_path / "cut"
-    script = KILLED_COMMIT.format(before=before)
-    killed = subprocess.run([sys.executable, "-c", script, *arguments(run, engine__checkpoint_every=2)])
+    script, one = KILLED_COMMIT.format(before=before), {"engine__workers": 1}
+    words = arguments(run, engine__checkpoint_every=2, **one)
+    killed = subprocess.run([sys.executable, "-c", script, *words])
     assert killed.returncode == -signal.SIGKILL
     for name, t in (("state", 2), ("next", 4)):
         assert Packet.from_bytes((run / "checkpoint" / f"{name}.safetensors").read_bytes()).scalars["t"] == t
     with closing(MemoryStore(run / "checkpoint" / "memories.sqlite", fingerprint(run))) as store:
         assert store.t == (2 if before else 4)
-    assert subprocess.run(command(run)).returncode == 0
+    assert subprocess.run(command(run, **one)).returncode == 0
     check_same_result(run, whole)

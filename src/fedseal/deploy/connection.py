@@ -7,7 +7,7 @@ requests and delivers replies. It opens no port and starts no process.
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
@@ -45,6 +45,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from fedseal.deploy.bounded_answers import bound_answer
 from fedseal.deploy.guard import VERSION_HEADER
 from fedseal.deploy.inflation import inflated_size
 from fedseal.deploy.keys import ClientKey
@@ -65,7 +66,7 @@ HEARTBEAT_INTERVAL = 15.0  # Flower regards a client as disconnected after twice
 LEAVE_SECONDS = 5.0  # for the server to confirm that this client leaves
 KEEP_ALIVE_SECONDS = 3.0  # more than MAX_POLL; the server closes idle connections after 5 seconds
 TIMEOUT = httpx.Timeout(20.0, connect=5.0)  # with HEARTBEAT_SECONDS, a lost server is noticed within 30 s
-MAX_ANSWER_BYTES = 8_000_000  # a request arrives in parts of at most 5 MiB
+ANY_SESSION = ""  # in which the server waits for a part
 UNAVAILABLE = (502, 503, 504)  # HTTP statuses of a server that is starting or ending
 
 
@@ -76,36 +77,6 @@ def trust(key: ClientKey) -> ssl.SSLContext:
         context.load_verify_locations(key.crl)
         context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
     return context
-
-
-class BadAnswerError(ValueError):
-    """An answer that no fedseal server sends."""
-
-
-class BoundedAnswer(httpx.SyncByteStream):
-    """The bytes of an answer. Raises while they arrive if there are too many."""
-
-    def __init__(self, response: httpx.Response) -> None:
-        assert isinstance(response.stream, httpx.SyncByteStream)
-        self.stream = response.stream
-
-    def __iter__(self) -> Iterator[bytes]:
-        size = 0
-        for data in self.stream:
-            size += len(data)
-            if size > MAX_ANSWER_BYTES:
-                raise BadAnswerError("too large")
-            yield data
-
-    def close(self) -> None:
-        self.stream.close()
-
-
-def bound_answer(response: httpx.Response) -> None:
-    """Limits an answer before it is read. A compressed one would need more memory than its size."""
-    if response.headers.get("content-encoding", "identity") != "identity":
-        raise BadAnswerError("compressed")
-    response.stream = BoundedAnswer(response)
 
 
 class RequestRefusedError(Exception):
@@ -206,14 +177,17 @@ class Connection:
             time.sleep(min(MAX_POLL, max(MIN_POLL, (time.monotonic() - start) / 10)))
 
     def send(self, reply: Message) -> None:
-        """Delivers a reply. If the connection breaks, delivers it when the server is back."""
+        """Delivers a reply. If the connection breaks, delivers it when the server is back.
 
-        again = False
+        If the server does not accept it then, the reply may be lost: connecting again makes the server
+        repeat its request, if it still waits for the reply.
+        """
+        again = lost = False
 
         def push() -> None:
-            nonlocal again
+            nonlocal again, lost
+            before, again = again, True
             try:
-                before, again = again, True
                 accepted = self.push(reply, again=before)
             except httpx.HTTPStatusError as error:
                 if error.response.status_code in UNAVAILABLE:
@@ -224,11 +198,17 @@ class Connection:
                 accepted = False
             if not accepted:
                 self.notify("the server no longer expects this reply")
+                lost = before
 
         self._repeat_until_answered(push)
+        if lost:
+            self.connect()
 
     def push(self, reply: Message, *, again: bool = False) -> bool:
-        """Delivers a reply in one attempt; False if the server does not accept it.
+        """Delivers a reply in one attempt; False if the server does not accept any part of it.
+
+        If the network delivers the announcement twice, the server waits for the parts in a second session,
+        which the client does not know. So a part that the first one refuses is sent to any that waits for it.
 
         `again` says that an earlier attempt broke off. The server may then wait for parts without saying so,
         because it has taken the announcement of the reply. So all parts are sent, wanted or not.
@@ -240,18 +220,24 @@ class Connection:
         proto = message_to_proto(remove_content_from_message(reply))
         request = PushMessagesRequest(node=self._node, messages_list=[proto], message_object_trees=[tree])
         answer = self._fleet.PushMessages(request)
-        lost = again and not answer.objects_to_push
-        for name in parts if lost else answer.objects_to_push:
+
+        def push_part(name: str, session: str) -> bool:
             part = PushObjectRequest(
                 node=request.node,
                 run_id=reply.metadata.run_id,
-                session_id="" if lost else answer.session_id,  # empty: any session that waits for this part
+                session_id=session,
                 object_id=name,
                 object_content=parts[name],
             )
-            if not self._fleet.PushObject(part).stored and not lost:
-                return False
-        return True
+            return self._fleet.PushObject(part).stored
+
+        if again and not answer.objects_to_push:
+            for name in parts:
+                push_part(name, ANY_SESSION)
+            return True
+        wanted = list(answer.objects_to_push)
+        stored = [push_part(name, answer.session_id) or push_part(name, ANY_SESSION) for name in wanted]
+        return any(stored) or not wanted
 
     def _fetch(self, node: Node, run_id: int, tree: ObjectTree) -> Message:
         """The request whose parts are listed in a tree."""

@@ -69,8 +69,9 @@ class SafeGrid(HttpGrid):
         return name
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The replies that have arrived. A reply to a message that was never sent is dropped."""
-        expected = set(message_ids) & self._limits.keys()
+        """The replies to these messages that have arrived. A reply to one that was never sent is dropped."""
+        messages = set(message_ids)
+        expected = messages & self._limits.keys()
         asked = expected | self._unwanted
         answer = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=asked))
         for reply, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
@@ -84,7 +85,7 @@ class SafeGrid(HttpGrid):
                 self._unwanted.remove(name)
                 self._threads.submit(self._forget, reply)
         done, _ = wait(self._fetched.values(), PULL_SECONDS)
-        names = [name for name, future in self._fetched.items() if future in done]
+        names = [name for name, future in self._fetched.items() if future in done and name in messages]
         replies = [self._fetched.pop(name).result() for name in names]
         self._senders = {name: self._senders[name] for name in self._fetched}
         return replies

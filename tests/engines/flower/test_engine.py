@@ -16,7 +16,7 @@ from conftest import Command, same_weights, settings
 
 pytest.importorskip("flwr")
 
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import NodeInfo
@@ -509,6 +509,21 @@ def test_a_client_that_is_revoked_before_the_first_round_is_not_waited_for(grid:
 def test_a_client_whose_question_was_not_accepted_is_asked_again(grid: FakeGrid) -> None:
     grid.hasty = ["north"]
     assert ClientRegistry(grid, ("north",)).wait_for_clients(1, 60) == {"north"}
+
+
+def test_a_client_that_connects_again_before_it_told_its_name_is_asked_again(grid: FakeGrid) -> None:
+    """The question, or the answer to it, may have been lost with the former connection."""
+    asked: list[str] = []
+
+    def lose_first(request: Message, reply: Message) -> Message | None:
+        asked.append(request.metadata.message_type)
+        return reply if len(asked) > 1 else None
+
+    grid.behaviours["north"] = lose_first
+    registry = ClientRegistry(grid, ("north",))
+    assert not registry.connected() and not registry.connected() and len(asked) == 1
+    grid.starts["north"] = 2
+    assert set(registry.connected()) == {"north"} and asked == [MessageType.QUERY] * 2
 
 
 def test_an_unexpected_client_is_reported_and_does_not_count(

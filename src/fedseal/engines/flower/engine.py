@@ -37,6 +37,7 @@ class ClientRegistry:
         self.present: set[str] = set()  # clients that have been connected since a round began
         self._names: dict[int, str] = {}  # by node
         self._queries: dict[str, int] = {}  # nodes that were asked for their name, by message
+        self._asked: dict[int, str] = {}  # when a node connected that was asked for its name
 
     def connected(self) -> dict[str, NodeInfo]:
         """The clients that are connected now. If two have the same name, the later one counts."""
@@ -45,7 +46,7 @@ class ClientRegistry:
         if keys is not None:
             named = {keys[node.public_key]: node for node in nodes if node.public_key in keys}
         else:
-            self._ask_for_names([node.node_id for node in nodes])
+            self._ask_for_names(nodes)
             named = {self._names[node.node_id]: node for node in nodes if node.node_id in self._names}
         found = {name: node for name, node in named.items() if name in self.clients}
         self.seen |= found.keys()
@@ -57,15 +58,23 @@ class ClientRegistry:
         self.revoked |= set((self.keys or {}).values()) - set(keys.values())
         self.keys = keys
 
-    def _ask_for_names(self, nodes: Collection[int]) -> None:
-        for node in set(nodes) - self._names.keys() - set(self._queries.values()):
-            query = Message(RecordDict(), node, MessageType.QUERY)
-            self._queries |= dict.fromkeys(filter(None, self.grid.push_messages([query])), node)
+    def _ask_for_names(self, nodes: Collection[NodeInfo]) -> None:
+        """Asks once per connection: if a connection broke, the question or its answer may be lost."""
+        for node in nodes:
+            if node.node_id not in self._names and self._asked.get(node.node_id) != node.last_activated_at:
+                query = Message(RecordDict(), node.node_id, MessageType.QUERY)
+                for name in filter(None, self.grid.push_messages([query])):
+                    self._queries[name], self._asked[node.node_id] = node.node_id, node.last_activated_at
         for answer in self.grid.pull_messages(list(self._queries)) if self._queries else ():
-            node = self._queries.pop(answer.metadata.reply_to_message_id, 0)
-            if node and answer.has_content() and "client" in answer.content.config_records:
+            node_id = self._queries.pop(answer.metadata.reply_to_message_id, 0)
+            if not answer.has_content() or "client" not in answer.content.config_records:
+                self._asked.pop(node_id, None)
+            elif node_id and node_id not in self._names:
                 name = one_line(str(answer.content.config_records["client"].get("name", "")))
-                self._names[node] = name
+                self._names[node_id] = name
+                abandon(
+                    self.grid, self._queries, [q for q, asked in self._queries.items() if asked == node_id]
+                )
                 if name not in self.clients:
                     log.warning("ignored a client named '%s', which is not in the list of clients", name)
 
@@ -174,29 +183,30 @@ class FlowerEngine:
                     waiting.remove(k)
                     wire = wires[id(requests[k])]
                     yield read_reply(message, k, wire, simulated=bool(self.task.memory_folder))
-            self._abandon(sent, [name for name in sent if sent[name] not in waiting])
+            abandon(self.grid, sent, [name for name in sent if sent[name] not in waiting])
             if time.monotonic() > end:
                 break
             time.sleep(REPLY_POLL if waiting else 0)
-        self._abandon(sent, list(sent))
+        abandon(self.grid, sent, list(sent))
         for k in sorted(waiting):
             yield Reply(k, Packet(), sizes[k], problem=Problem(f"no reply within {self.deadline:g} seconds"))
         self.clients = [k for k in self.clients if self.names[k] not in self.registry.revoked]
         if not self.clients:
             raise UserError("The keys of all clients were revoked: no client is left.")
 
-    def _abandon(self, sent: dict[str, int], messages: Collection[str]) -> None:
-        """Expects no reply to these messages any more. Flower's own Grids need not be told."""
-        if messages:
-            getattr(self.grid, "abandon", lambda messages: None)(messages)
-        for name in messages:
-            del sent[name]
-
     def _send(self, node: NodeInfo, k: int, wire: bytes) -> str:
         """The name of the message to a client, which is empty if it was not accepted."""
         task = self.task.model_copy(update={"client": self.names[k]})
         message = Message(pack(wire, task), node.node_id, MessageType.TRAIN, ttl=self.deadline)
         return next(iter(self.grid.push_messages([message])), "")
+
+
+def abandon(grid: Grid, sent: dict[str, int], messages: Collection[str]) -> None:
+    """Expects no reply to these messages any more. Flower's own Grids need not be told."""
+    if messages:
+        getattr(grid, "abandon", lambda messages: None)(messages)
+    for name in messages:
+        del sent[name]
 
 
 def read_reply(message: Message, k: int, request: bytes, *, simulated: bool = False) -> Reply:
