@@ -33,9 +33,13 @@ def lines(
     text += ["", "| changed inputs | number | errors | hangs |", "|---|---:|---:|---:|"]
     for title, found in (("command line, files", fuzz), ("packets, messages, checkpoints, models", packets)):
         text += [f"| {title} | {found['inputs']:,} | {found['errors']} | {found['hangs']} |"]
-    versions = torture["versions"]
-    machine = f"{versions['processor']}; fedseal {versions['fedseal']}, torch {versions['torch']}"
-    return [*text, "", f"Measured on {torture['date']}: {torture['cores']} core(s), {machine}."]
+    measured = {"disturbances": torture, "memory": memory, "command line, files": fuzz, "packets": packets}
+    text += ["", "| measured | date | cores | machine |", "|---|---|---:|---|"]
+    for title, found in measured.items():
+        versions = found["versions"]
+        machine = f"{versions['processor']}; fedseal {versions['fedseal']}, torch {versions['torch']}"
+        text += [f"| {title} | {found['date']} | {found['cores']} | {machine} |"]
+    return text
 
 
 if __name__ == "__main__":

@@ -31,6 +31,21 @@ def test_problems_that_make_a_reply_unusable() -> None:
     assert "count named 'event'" in find_problem(Packet(scalars={"event": 7}), memory_request)
 
 
+def test_batch_norm_statistics_cannot_explode() -> None:
+    """Variances grow with the square of weights: the limit is 1000² · (1 + 3)."""
+    sent = Packet({"model": {"norm.running_var": torch.tensor([3.0, 1.0])}}, {"train": True})
+
+    def problem(value: float) -> str:
+        return find_problem(Packet({"model": {"norm.running_var": torch.tensor([1.0, value])}}), sent)
+
+    assert problem(3.9e6) == ""
+    assert (
+        problem(4.1e6)
+        == problem(3e38)
+        == "its BatchNorm statistics grew more than 1,000,000-fold in one round"
+    )
+
+
 def test_integers_of_a_network_stay_as_they_are() -> None:
     """A wrong index could end the run. Only BatchNorm's counts of batches grow, and not without limit."""
     model = {

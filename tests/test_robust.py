@@ -42,8 +42,10 @@ def test_gate_leaves_out_long_updates() -> None:
     """Norms 1, 2, 3, 20 have the median 2.5: 20 is 8 times as long, more than 3 times."""
     uploads = models([1.0, 0.0], [0.0, 2.0], [3.0, 0.0], [12.0, 16.0])
     norms = robust.update_norms(uploads, SENT)
-    assert robust.beyond_gate(norms, 3) == {3: "its weights moved 8 times as far as is usual"}
-    assert robust.beyond_gate(norms, 8) == {}
+    usual = robust.usual_norms(norms, no_root)
+    assert usual == (2.5, 0)
+    assert robust.beyond_gate(norms, usual, 3) == {3: "its weights moved 8 times as far as is usual"}
+    assert robust.beyond_gate(norms, usual, 8) == {}
 
 
 def test_gate_sees_batch_norm_statistics() -> None:
@@ -53,27 +55,56 @@ def test_gate_sees_batch_norm_statistics() -> None:
         k: {"w": torch.ones(1), "norm.running_var": torch.tensor([value])}
         for k, value in enumerate([2.0, 3.0, 2.0, 3e38])
     }
-    [(client, reason)] = robust.beyond_gate(robust.update_norms(uploads, sent), 3).items()
+    norms = robust.update_norms(uploads, sent)
+    [(client, reason)] = robust.beyond_gate(norms, robust.usual_norms(norms, no_root), 3).items()
     assert client == 3 and reason.startswith("its BatchNorm statistics moved 2e+38 times")
 
 
 def test_gate_ignores_clients_that_did_not_train() -> None:
-    """Three of five send back what they were sent. The median of 1 and 2 counts."""
-    uploads = models([0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [2.0, 0.0])
-    assert screened(aggregation("mean", gate=3), uploads) == {}
+    """Two of five send back what they were sent. The median of 1, 2 and 7 counts."""
+    uploads = models([0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [7.0, 0.0])
+    assert [*screened(aggregation("mean", gate=3), uploads)] == [4]
     assert screened(aggregation("mean", gate=3), models([0.0, 0.0])) == {}
+    assert screened(aggregation("mean", gate=3), {}) == {}
+
+
+@pytest.mark.parametrize("rule", ["mean", "multi-krum"])
+def test_if_most_clients_did_not_train_the_server_says_what_is_usual(rule: str) -> None:
+    """Three of five send back what they were sent. The server's own update (1, 1) has the norm √2 ≈ 1.41:
+    4 is shorter than three times that, 5 is longer."""
+    uploads = models([0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [4.0, 0.0], [5.0, 0.0])
+    found = screened(aggregation(rule, gate=3), uploads)
+    assert found == {4: "its weights moved 3.54 times as far as is usual"}
+    alone = models(*9 * [[0.0, 0.0]], [899.0, 0.0])
+    assert [*screened(aggregation(rule, gate=3), alone)] == [9]
+
+
+def test_multi_krum_has_a_gate_if_most_clients_did_not_train() -> None:
+    assert [*screened(aggregation("multi-krum"), models(*9 * [[0.0, 0.0]], [899.0, 0.0]))] == [9]
+
+
+def test_without_an_update_of_the_server_a_minority_that_moved_is_left_out() -> None:
+    uploads, settings = models([0.0, 0.0], [0.0, 0.0], [1.0, 0.0]), AggregateSettings(gate=3)
+    found = Aggregation(settings).screen(uploads, dict.fromkeys(uploads, SENT), 1)
+    assert found == {2: "its weights moved although those of most clients did not"}
+
+
+def test_clip_shortens_to_the_servers_update_if_most_clients_did_not_train() -> None:
+    """(30, 40) becomes √2 · (0.6, 0.8), of which a third counts."""
+    moved = aggregation("clip").combine(models([0.0, 0.0], [0.0, 0.0], [30.0, 40.0]), SENT, 1)
+    assert moved["w"].tolist() == pytest.approx([0.2 * math.sqrt(2), 0.8 / 3 * math.sqrt(2)])
 
 
 def test_gate_measures_from_the_model_that_each_client_was_sent() -> None:
     uploads = models([1.0, 0.0], [101.0, 0.0], [201.0, 0.0], [320.0, 0.0])
     sent = models([0.0, 0.0], [100.0, 0.0], [200.0, 0.0], [300.0, 0.0])
-    assert [*aggregation("mean", gate=3).screen(uploads, sent)] == [3]  # 20 against 1
+    assert [*aggregation("mean", gate=3).screen(uploads, sent, 1)] == [3]  # 20 against 1
 
 
 def test_clip_shortens_to_the_median() -> None:
     """Norms 1, 2, 5: (3, 4) becomes (1.2, 1.6). The mean is ((1, 0) + (0, 2) + (1.2, 1.6)) / 3."""
     uploads = models([1.0, 0.0], [0.0, 2.0], [3.0, 4.0])
-    average = robust.weighted_update(uploads, SENT, robust.clip_factors(uploads, SENT))
+    average = aggregation("clip").combine(uploads, SENT, 1)
     assert average["w"].tolist() == pytest.approx([2.2 / 3, 3.6 / 3])
 
 
@@ -143,8 +174,12 @@ def aggregation(rule: str, gate: float = 0.0, **more: float) -> Aggregation:
     return Aggregation(settings, lambda sent, t: {k: v + 1 for k, v in sent.items()})
 
 
+def no_root() -> robust.Pair:
+    raise AssertionError("most clients have moved")
+
+
 def screened(aggregation: Aggregation, uploads: dict[int, Tensors]) -> dict[int, str]:
-    return aggregation.screen(uploads, dict.fromkeys(uploads, SENT))
+    return aggregation.screen(uploads, dict.fromkeys(uploads, SENT), 1)
 
 
 RULES = ["mean", "clip", "median", "trimmed-mean", "multi-krum", "fltrust"]
@@ -174,7 +209,7 @@ def test_rules_do_not_depend_on_the_order_of_arrival(rule: str) -> None:
         again = {k: uploads[k] for k in order}
         assert torch.equal(aggregation(rule).combine(again, sent, 1)["w"], ordered)
         found, expected = (
-            aggregation(rule, gate=1.5).screen(models, dict.fromkeys(models, sent))
+            aggregation(rule, gate=1.5).screen(models, dict.fromkeys(models, sent), 1)
             for models in (again, uploads)
         )
         assert found == expected
@@ -217,9 +252,9 @@ def test_multi_krum_of_few_clients_leaves_out_nobody() -> None:
 
 
 def test_multi_krum_does_not_compare_with_clients_that_did_not_train() -> None:
-    """Eight of ten found no labels. The two that learned something are not the odd ones out."""
-    uploads = models(*8 * [[0.0, 0.0]], [1.0, 0.0], [0.0, 1.0])
-    assert screened(aggregation("multi-krum"), uploads) == {}
+    """Four of ten found no labels. They are not the ones to which the others are compared."""
+    uploads = models(*4 * [[0.0, 0.0]], *([1.0 + k / 100, 0.0] for k in range(5)), [0.2, 0.0])
+    assert 9 in screened(aggregation("multi-krum"), uploads)
 
 
 def test_share_of_malicious_clients_is_not_rounded_down_twice() -> None:

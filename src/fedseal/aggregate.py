@@ -6,7 +6,7 @@ on all engines. Another aggregation is a subclass of `Aggregation` that `RunSetu
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import ClassVar
 
 import torch
@@ -18,6 +18,7 @@ from fedseal.weights import Tensors, is_statistic
 
 # The server's own model of a round t, trained on its labels from the model that clients were sent.
 Root = Callable[[Tensors, int], Tensors]
+DEFAULT_GATE = AggregateSettings().gate
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,16 @@ class Aggregation:
         """At a client: what it sends after training `received` into `trained`."""
         return trained
 
-    def screen(self, uploads: Mapping[int, Tensors], sent: Mapping[int, Tensors]) -> dict[int, str]:
-        """At the server: the clients that are left out of the average, and why."""
+    def screen(self, uploads: Mapping[int, Tensors], sent: Mapping[int, Tensors], t: int) -> dict[int, str]:
+        """At the server: the clients that are left out of the average of round t, and why."""
         gate, krum = self.settings.gate, self.settings.rule == "multi-krum"
-        if not gate and not krum:
+        if not uploads or (not gate and not krum):
             return {}
         norms = {k: robust.update_norm(uploads[k], sent[k]) for k in sorted(uploads)}
-        found = robust.beyond_gate(norms, gate) if gate else {}
+        if krum and not robust.most_moved(norm.learned for norm in norms.values()):
+            gate = gate or DEFAULT_GATE  # too few models to compare with each other
+        usual = self._usual_norms(norms, next(iter(sent.values())), t)
+        found = robust.beyond_gate(norms, usual, gate) if gate else {}
         if krum:
             # Clients that found no labels send back what they were sent: they are close, and say nothing.
             left = {k: uploads[k] for k, norm in norms.items() if k not in found and any(norm)}
@@ -57,7 +61,9 @@ class Aggregation:
         """At the server: one model from the uploads of clients that were sent the model `sent` in round t."""
         match self.settings.rule:
             case "clip":
-                return robust.weighted_update(uploads, sent, robust.clip_factors(uploads, sent))
+                norms = robust.update_norms(uploads, sent)
+                factors = robust.clip_factors(norms, self._usual_norms(norms, sent, t))
+                return robust.weighted_update(uploads, sent, factors)
             case "median":
                 return robust.reduce_weights(uploads, sent, robust.median)
             case "trimmed-mean":
@@ -72,6 +78,15 @@ class Aggregation:
             case "multi-krum":  # of the clients that it left
                 return mean(uploads) | robust.median_statistics(uploads, sent)
         return mean(uploads)
+
+    def _usual_norms(self, norms: Mapping[int, robust.Pair], sent: Tensors, t: int) -> robust.Pair:
+        """How long updates are usually. The server trains a model of its own only if that is needed."""
+
+        @cache
+        def own() -> robust.Pair:
+            return robust.update_norm(self.root(sent, t), sent) if self.root else robust.Pair(0.0, 0.0)
+
+        return robust.usual_norms(norms, own)
 
     def malicious(self, clients: int) -> int:
         """How many of some clients may be malicious."""

@@ -37,7 +37,7 @@ class CentralPrivacy(PrivateAggregation):
     were asked: a client that does not reply counts as an update of zero.
     """
 
-    def screen(self, uploads: Mapping[int, Tensors], sent: Mapping[int, Tensors]) -> dict[int, str]:
+    def screen(self, uploads: Mapping[int, Tensors], sent: Mapping[int, Tensors], t: int) -> dict[int, str]:
         """Leaves out nobody: a choice by the other clients' updates would reveal something about them."""
         return {}
 

@@ -71,6 +71,8 @@ def find_problem(
         return f"its model has other integers in '{name}' than the one it was sent"
     if weights.largest_weight(received) > MAX_GROWTH * (1 + weights.largest_weight(sent)):
         return f"its weights grew more than {MAX_GROWTH}-fold in one round (is client.lr too high?)"
+    if weights.largest_statistic(received) > MAX_GROWTH**2 * (1 + weights.largest_statistic(sent)):
+        return f"its BatchNorm statistics grew more than {MAX_GROWTH**2:,}-fold in one round"
     return ""
 
 

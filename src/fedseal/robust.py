@@ -39,20 +39,36 @@ def update_norm(upload: Tensors, sent: Tensors) -> Pair:
     return Pair(*(math.sqrt(math.fsum(each)) for each in squares))
 
 
-def middle(norms: Iterable[float]) -> float:
-    """The median of all norms but zeros: a client that found no labels sends back what it was sent."""
-    return statistics.median([value for value in norms if value > 0] or [0.0])
+def most_moved(norms: Iterable[float]) -> bool:
+    """Whether more than half of the updates are not zero."""
+    moved = [norm > 0 for norm in norms]
+    return 2 * sum(moved) > len(moved)
 
 
-def beyond_gate(norms: Mapping[int, Pair], gate: float) -> dict[int, str]:
-    """The clients whose update is longer than `gate` times the median, and how much longer it is."""
+def usual_norms(norms: Mapping[int, Pair], own: Callable[[], Pair]) -> Pair:
+    """The median norms of all updates but zeros: a client that found no labels sends back what it was sent.
+
+    If most clients do so, all others may be malicious. Then the norms of the server's own update count.
+    """
+
+    def usual(column: tuple[float, ...], part: int) -> float:
+        moved = [norm for norm in column if norm > 0]
+        if not moved or most_moved(column):
+            return statistics.median(moved or [0.0])
+        return own()[part]
+
+    columns = zip(*norms.values(), strict=True)
+    return Pair(*(usual(column, part) for part, column in enumerate(columns))) if norms else Pair(0.0, 0.0)
+
+
+def beyond_gate(norms: Mapping[int, Pair], usual: Pair, gate: float) -> dict[int, str]:
+    """The clients whose update is longer than `gate` times the usual norm, and how much longer it is."""
     found: dict[int, str] = {}
-    for part, what in (("learned", "weights"), ("statistics", "BatchNorm statistics")):
-        lengths = {k: getattr(pair, part) for k, pair in norms.items()}
-        usual = middle(lengths.values())
-        for k, length in lengths.items():
-            if length > gate * usual:
-                found.setdefault(k, f"its {what} moved {length / usual:.3g} times as far as is usual")
+    for part, what in enumerate(("weights", "BatchNorm statistics")):
+        for k, pair in norms.items():
+            if pair[part] > gate * usual[part]:
+                times = f"{pair[part] / usual[part]:.3g} times as far as is usual" if usual[part] else ""
+                found.setdefault(k, f"its {what} moved {times or 'although those of most clients did not'}")
     return found
 
 
@@ -68,10 +84,8 @@ def weighted_update(uploads: Models, sent: Tensors, factors: Mapping[int, Pair])
     return {name: result[name] for name in sent}
 
 
-def clip_factors(uploads: Models, sent: Tensors) -> dict[int, Pair]:
-    """Factors of a mean of updates that are shortened to the median norm if they are longer."""
-    norms = update_norms(uploads, sent)
-    usual = Pair(*(middle(column) for column in zip(*norms.values(), strict=True)))
+def clip_factors(norms: Mapping[int, Pair], usual: Pair) -> dict[int, Pair]:
+    """Factors of a mean of updates that are shortened to the usual norm if they are longer."""
     return {
         k: Pair(*(min(1.0, u / n if n > 0 else 1.0) / len(norms) for u, n in zip(usual, pair, strict=True)))
         for k, pair in norms.items()

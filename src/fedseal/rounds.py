@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedseal import weights
+from fedseal.aggregate import DEFAULT_GATE
 from fedseal.config.config import Config
 from fedseal.core import (
     Engine,
@@ -112,7 +113,7 @@ def rounds(
             else:
                 replies[reply.client] = reply
             yield ClientDone(t, names[reply.client], done, len(requests))
-        for k, why in find_outliers(method.uploads, requests, replies, server).items():
+        for k, why in find_outliers(method.uploads, requests, replies, server, t).items():
             del replies[k]
             left_out.append(k)
             yield LeftOut(t, names[k], Problem(why))
@@ -167,19 +168,21 @@ def sample_cohort(seed: int, t: int, clients: Sequence[int], size: int) -> tuple
 
 
 def find_outliers(
-    group: str, requests: Mapping[int, Packet], replies: Mapping[int, Reply], server: Server
+    group: str, requests: Mapping[int, Packet], replies: Mapping[int, Reply], server: Server, t: int
 ) -> dict[int, str]:
     """The clients whose trained weights do not fit those of the others, and why."""
     uploads = {k: replies[k].packet.tensors[group] for k in sorted(replies) if requests[k].trains}
-    return server.aggregation.screen(uploads, {k: requests[k].tensors[group] for k in uploads})
+    with server.seeded(t, "screen"):
+        return server.aggregation.screen(uploads, {k: requests[k].tensors[group] for k in uploads}, t)
 
 
 def check_finite(state: Packet, t: int, config: Config) -> None:
     """Stops a run that has diverged."""
     if not all(weights.all_finite(group) for group in state.tensors.values()):
         raise UserError(
-            f"Round {t}: the server's model has NaN or infinite weights. The learning rate is probably too"
-            f" high: lower server.lr ({config.server.lr}) or client.lr ({config.client.lr})."
+            f"Round {t}: the server's model has NaN or infinite weights. The learning rate may be too high:"
+            f" lower server.lr ({config.server.lr}) or client.lr ({config.client.lr}). Or a client sends"
+            f" forged weights: set aggregate.gate ({config.aggregate.gate:g}) to {DEFAULT_GATE:g}."
         )
 
 

@@ -142,7 +142,7 @@ class RunSetup:
             bootstrap=self.config.bootstrap,
             **self._common(),
         )
-        if self.config.aggregate.rule == "fltrust":
+        if self.config.selected_method().uploads == "model" and self.config.server.epochs:
             root = partial(train_supervised, server, stream="root")
             server = replace(server, aggregation=replace(server.aggregation, root=root))
         return server

@@ -1,6 +1,6 @@
 """Model weights as dictionaries of tensors, as `state_dict()` returns them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -42,8 +42,18 @@ def is_batch_count(name: str) -> bool:
 
 def largest_weight(model: Mapping[str, Tensor]) -> float:
     """The largest absolute weight; BatchNorm statistics and the images' normalisation do not count."""
-    learned = (value for name, value in model.items() if not is_statistic(name) and name not in NORMALISATION)
-    floats = (value for value in learned if value.is_floating_point() and value.numel())
+    return _largest(
+        value for name, value in model.items() if not is_statistic(name) and name not in NORMALISATION
+    )
+
+
+def largest_statistic(model: Mapping[str, Tensor]) -> float:
+    """The largest absolute value among BatchNorm's running means and variances."""
+    return _largest(value for name, value in model.items() if is_statistic(name))
+
+
+def _largest(tensors: Iterable[Tensor]) -> float:
+    floats = (value for value in tensors if value.is_floating_point() and value.numel())
     return max((float(value.abs().max()) for value in floats), default=0.0)
 
 

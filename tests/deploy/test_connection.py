@@ -359,6 +359,16 @@ def test_a_reply_that_may_be_lost_makes_the_client_connect_again(
     assert link.calls.count("ActivateNode") == 2
 
 
+def test_a_reply_that_became_too_large_by_repetition_makes_the_client_connect_again(
+    connection: Connection, link: FakeSuperLink, messages: list[str]
+) -> None:
+    """The server counts all bytes of a client, those of broken attempts as well."""
+    reply = reply_to(link, connection)
+    link.fails = {"PushMessages": [LOST, status(413)]}
+    connection.send(reply)
+    assert "too large" in messages[1] and link.calls.count("ActivateNode") == 2
+
+
 def test_a_client_gives_up_if_the_server_does_not_come_back(
     connection: Connection, link: FakeSuperLink
 ) -> None:

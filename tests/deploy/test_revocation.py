@@ -71,6 +71,32 @@ def check_tls(port: int, ca: Path) -> None:
     assert not isinstance(caught.value, ssl.SSLCertVerificationError)
 
 
+def test_a_full_disk_does_not_keep_a_revoked_key(tmp_path: Path) -> None:
+    """The key is refused at once, and recorded when there is space."""
+    keys.create_keys(tmp_path, [], ["east", "north"])
+    before = {key: name for name, key in keys.read_registered(tmp_path).items()}
+    registry = ClientRegistry(None, ["east", "north"], before)  # type: ignore[arg-type]
+    admitted: list[Keys] = []
+    expelled: list[list[str]] = []
+    full = True
+
+    def expel(names: list[str]) -> None:
+        if full:
+            raise OSError("No space left on device")
+        expelled.append(names)
+
+    watch = KeyWatch(tmp_path, registry, admitted.append, expel)
+    keys.revoke_client(tmp_path, "east")
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space"):
+            watch.check()
+    assert [set(found.values()) for found in admitted] == [{"north"}] and registry.revoked == {"east"}
+    full = False
+    watch.check()
+    watch.check()
+    assert expelled == [["east"]]
+
+
 def test_only_a_change_is_acted_upon(tmp_path: Path) -> None:
     """The files are real; what the server would do is recorded."""
     keys.create_keys(tmp_path, [], ["east", "north"])

@@ -103,7 +103,15 @@ def test_without_the_gate_everyone_is_averaged() -> None:
     assert left_out(simulate__attack="scale", aggregate__gate=0) == [set(), set()]
 
 
-def test_the_gate_sees_forged_batch_norm_statistics() -> None:
-    more: dict[str, Any] = {"model__norm": "batch", "aggregate__gate": 3}
+def test_forged_batch_norm_statistics_are_refused_without_the_gate() -> None:
+    more: dict[str, Any] = {"model__norm": "batch", "aggregate__gate": 0}
     [first, second] = left_out(simulate__attack="statistics", **more)
     assert len(first) == 1 and first == second
+
+
+def test_a_malicious_client_is_left_out_although_most_clients_find_no_labels() -> None:
+    """With a threshold of 1 nobody is confident: only the malicious client changes the model."""
+    more: dict[str, Any] = {"method": "fedavg-fixmatch", "fedavg-fixmatch__threshold": 1.0}
+    for rule in ("mean", "multi-krum"):
+        [first, second] = left_out(simulate__attack="huge", aggregate__gate=3, aggregate__rule=rule, **more)
+        assert len(first) == 1 and first == second

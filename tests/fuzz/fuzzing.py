@@ -22,6 +22,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -37,6 +38,7 @@ from fedseal.config.load import list_presets, load_config
 from fedseal.system.checksums import verify_checksum
 from fedseal.system.environment import set_up_process
 from fedseal.system.logs import remove_logs, set_up_logs
+from fedseal.system.machine import cores, versions
 from fedseal.training.train import train
 
 SECONDS = 120  # for a command; more is a hang, also on a busy machine
@@ -445,6 +447,12 @@ def _run_all(
     return count
 
 
+def write_counts(path: Path, counts: dict[str, Any]) -> None:
+    """Writes what was counted, and on which machine."""
+    about = {"date": str(date.today()), "versions": versions(), "cores": cores()}
+    path.write_text(json.dumps(about | counts, indent=1) + "\n")
+
+
 def report() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=10_000)
@@ -466,7 +474,7 @@ def report() -> int:
     print(f"{total:,} inputs: {len(bad) - hangs} errors without a clear sentence, {hangs} hangs")
     if out:
         about = {"inputs": total, "errors": len(bad) - hangs, "hangs": hangs, "ends": table}
-        out.write_text(json.dumps(about, indent=1) + "\n")
+        write_counts(out, about)
     return 1 if bad else 0
 
 

@@ -29,7 +29,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Met
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
-from fuzzing import SECONDS, SMALL, HangError, Inputs
+from fuzzing import SECONDS, SMALL, HangError, Inputs, write_counts
 from mutations import VALUES, change_bytes, change_file, change_json, to_json
 
 from fedseal.config.config import Config
@@ -407,7 +407,7 @@ def report() -> int:
     print(f"{total:,} inputs: {len(bad) - hangs} errors, {hangs} hangs, at most {memory / 1e6:.0f} MB")
     if out:
         about = {"inputs": total, "errors": len(bad) - hangs, "hangs": hangs, "memory": memory, "ends": table}
-        out.write_text(json.dumps(about, indent=1) + "\n")
+        write_counts(out, about)
     return 1 if bad else 0
 
 

@@ -220,14 +220,26 @@ def torture_reproducing(torture: Torture) -> None:
         return ["reproduce", FIGURE, "--scale", "smoke", *places]
 
     def disturb(command: Victim, seconds: float) -> None:
-        run = next((path.parent for path in folder.glob("work/*/*/config.toml")), folder)
-        disturb_run(torture, command, run, None, seconds)
+        delay = torture.rng.uniform(0, 1.5 * START_SECONDS)  # the command starts, then its cell
+        command.wait_until(lambda: False, delay)
+        found = command.processes()
+        if command.running and found:
+            own = [number for number, role in found.items() if role in (command.name, "cell")]
+            chosen = torture.rng.choice((list(found), [torture.rng.choice(own)]))
+            what = command.name if command.process.pid in chosen else "cell"
+            torture.report(f"kill {what}", f"{len(chosen)} of {len(found)} processes, {delay:.2f} s later")
+            command.kill(chosen)
 
     whole = torture.reference("reproduce", lambda place: torture.run(words(place), own_cache=False))
-    run_disturbed(torture, lambda: torture.start(words(folder), own_cache=False), disturb)
-    results = [[path.parent for path in place.glob("results/**/summary.json")] for place in (folder, whole)]
-    [result], [expected] = results
-    compare_runs(result, expected, model=False)
+    while True:
+        run_disturbed(torture, lambda: torture.start(words(folder), own_cache=False), disturb)
+        pair = [[path.parent for path in place.glob("results/**/summary.json")] for place in (folder, whole)]
+        [result], [expected] = pair
+        compare_runs(result, expected, model=False)
+        if not torture.goes_on:
+            return
+        for name in ("results", "work"):
+            shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def torture_exporting(torture: Torture) -> None:
@@ -256,8 +268,12 @@ def torture_exporting(torture: Torture) -> None:
                 compare_files(model, whole)
                 shutil.rmtree(model)
 
-    run_disturbed(torture, lambda: torture.start(words(model)), disturb)
-    compare_files(model, whole)
+    while True:
+        run_disturbed(torture, lambda: torture.start(words(model)), disturb)
+        compare_files(model, whole)
+        if not torture.goes_on:
+            return
+        shutil.rmtree(model)
 
 
 # ------------------------------------------------------------------ comparison

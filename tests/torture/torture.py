@@ -52,8 +52,8 @@ class Turn:
 
 TRAIN = Turn("train", torture_training, 100, 300)
 DEPLOYMENT = Turn("deployment", torture_deployment, 12, 20)
-EXPORT = Turn("export", torture_exporting, 5, 300)
-REPRODUCE = Turn("reproduce", torture_reproducing, 5, 2)
+EXPORT = Turn("export", torture_exporting, 12, 300)
+REPRODUCE = Turn("reproduce", torture_reproducing, 12, 2)
 MESSAGES = Turn("messages", torture_messages, 0, 20)
 TURNS = (TRAIN, DEPLOYMENT, TRAIN, EXPORT, TRAIN, MESSAGES, TRAIN, DEPLOYMENT, TRAIN, REPRODUCE)
 

@@ -72,7 +72,7 @@ class Client:
                 reply = self._reply(request, notify)
                 if END_OF_RUN in request.content.config_records:
                     connection.ended = True
-                    with suppress(httpx.HTTPError):  # the server may end first
+                    with suppress(httpx.HTTPError, ValueError):  # the server may end first
                         connection.push(reply)
                     self._keep_model(request, notify)
                     notify("the run has ended")

@@ -194,6 +194,7 @@ class Connection:
                     raise
                 if error.response.status_code == 413:
                     self.notify("the server refuses this reply, because it is too large")
+                    lost = before  # repeated attempts count as well
                     return
                 accepted = False
             if not accepted:

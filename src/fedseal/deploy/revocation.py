@@ -32,6 +32,7 @@ class KeyWatch:
         self.folder, self.registry, self.admit, self.expel = folder / "clients", registry, admit, expel
         self._seen: object = None  # the state of the folder that was read last
         self._admitted = registry.keys
+        self._expelled: set[str] = set()  # excluded, but not yet recorded
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="keys", daemon=True)
 
@@ -64,9 +65,9 @@ class KeyWatch:
         before = self.registry.keys or {}
         names = set(before.values())
         now = {read_public_key(files[name]): name for name in sorted(names & files.keys())}
-        if revoked := sorted(names - set(now.values())):
-            self.expel(revoked)
+        revoked = sorted(names - set(now.values()))
         self.registry.replace_keys(now)
+        self._expelled |= set(revoked)
         for name in revoked:
             log.warning("%s is excluded from the run, because its key was revoked", name)
         for name in sorted({now[key] for key in now.keys() - before.keys()}):
@@ -74,4 +75,7 @@ class KeyWatch:
         if now != self._admitted:
             self.admit(now)
             self._admitted = now
+        if self._expelled:  # last, because it needs space on the disk
+            self.expel(sorted(self._expelled))
+            self._expelled.clear()
         self._seen = states
