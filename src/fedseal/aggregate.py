@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from fedseal import robust
-from fedseal.config.sections import AggregateSettings
+from fedseal.config.sections import DEFAULT_GATE, AggregateSettings
 from fedseal.weights import Tensors, is_statistic
 
 # The server's own model of a round t, trained on its labels from the model that clients were sent.
 Root = Callable[[Tensors, int], Tensors]
-DEFAULT_GATE = AggregateSettings().gate
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from fedseal import weights
-from fedseal.aggregate import DEFAULT_GATE
 from fedseal.config.config import Config
+from fedseal.config.sections import DEFAULT_GATE
 from fedseal.core import (
     Engine,
     Method,

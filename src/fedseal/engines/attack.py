@@ -14,7 +14,7 @@ from fedseal.config.sections import SimulateSettings
 from fedseal.core import Packet, derive_seed
 from fedseal.replies import MAX_GROWTH
 from fedseal.robust import update_norm
-from fedseal.weights import Tensors, is_statistic, largest_weight
+from fedseal.weights import Tensors, is_statistic, largest_statistic, largest_weight
 
 HUGE = 0.9 * MAX_GROWTH  # just below what the server's check of single replies lets through
 
@@ -57,8 +57,8 @@ def forge_weights(
             limit = HUGE * (1 + largest_weight(sent))
             return trained | {name: _signs(trained[name], generator) * limit for name in weights}
         case "statistics":
-            largest = torch.finfo(torch.float32).max * 0.9
-            return trained | {n: torch.full_like(trained[n], largest) for n in names if is_statistic(n)}
+            limit = HUGE * MAX_GROWTH * (1 + largest_statistic(sent))
+            return trained | {n: torch.full_like(trained[n], limit) for n in names if is_statistic(n)}
         case "scale":
             direction = {name: trained[name] - sent[name] for name in weights}
         case "sign-flip":
