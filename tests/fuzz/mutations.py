@@ -69,7 +69,8 @@ def change_file(data: bytes, rng: random.Random) -> bytes:
     header: Any = json.loads(data[8:end])
     tensors, about = data[end:], header.pop("__metadata__", {})
     about.pop("sha256", None)  # otherwise nothing else would be looked at
-    kind = rng.choice(("metadata", "any", "tensor", "tensor", "tensor", "new", "many"))
+    kinds = ("metadata", "any", "new", "many", *(3 * ("tensor",) if header else ()))  # some have no tensor
+    kind = rng.choice(kinds)
     if kind == "metadata":
         key = rng.choice(sorted(about))
         about[key] = to_json(change_json(json.loads(about[key]), rng), rng)

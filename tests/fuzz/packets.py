@@ -19,7 +19,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,14 +34,16 @@ from mutations import VALUES, change_bytes, change_file, change_json, to_json
 
 from fedseal.config.config import Config
 from fedseal.config.load import load_config
-from fedseal.core import Packet, Reply, Server
+from fedseal.core import Engine, Packet, Reply, Server
 from fedseal.data.federation import load_federation
 from fedseal.deploy.client import Client, find_run
 from fedseal.engines.flower.client_app import run_deployed
 from fedseal.engines.flower.engine import read_reply
-from fedseal.engines.flower.task import END_OF_RUN, ClientTask, make_task, pack
+from fedseal.engines.flower.task import END_OF_RUN, ClientTask, make_task, pack, unpack
 from fedseal.engines.memory import MemoryFile
 from fedseal.engines.memory_store import MemoryStore
+from fedseal.engines.secure_client import KEYS, PHASE, SHARES, UNMASK, UPLOAD
+from fedseal.engines.secure_engine import SecureEngine
 from fedseal.errors import UserError
 from fedseal.rounds import LeftOut, Progress, RoundDone, rounds
 from fedseal.run_setup import RunSetup
@@ -87,6 +89,28 @@ class ChangedReply:
     def close(self) -> None: ...
 
 
+class ChangedPhase:
+    """An engine with two clients. In one phase of secure aggregation the first one's request is changed, or
+    its reply."""
+
+    clients = range(2)
+
+    def __init__(self, answers: Sequence[Callable[[bytes], Message]], rng: random.Random) -> None:
+        self.answers, self.rng = answers, rng
+        self.phase, self.at_client = rng.choice((KEYS, SHARES, UPLOAD, UNMASK)), rng.random() < 0.5
+
+    def exchange(self, requests: Mapping[int, Packet]) -> Iterator[Reply]:
+        for k, request in requests.items():
+            wire, chosen = request.to_bytes(), k == 0 and request.scalars[PHASE] == self.phase
+            answer = self.answers[k](change_file(wire, self.rng) if chosen and self.at_client else wire)
+            if chosen and not self.at_client:
+                changed = pack(change_file(unpack(answer.content), self.rng))
+                answer = Message(changed, dst_node_id=1, message_type=MessageType.TRAIN)
+            yield read_reply(answer, k, wire)
+
+    def close(self) -> None: ...
+
+
 @dataclass
 class Readers:
     """Everything that reads packets and files, with real ones to start from."""
@@ -103,8 +127,9 @@ class Readers:
         self.state = (self.run / "checkpoint" / "state.safetensors").read_bytes()
         self.store = (self.run / "checkpoint" / "memories.sqlite").read_bytes()
         self.fingerprint = str(Packet.from_bytes(self.state).scalars["fingerprint"])
-        self.client = Client(
-            "127.0.0.1:9", images / "clients" / "north", self.root / "memory" / "north", "north", None
+        self.client, self.other = (
+            Client("127.0.0.1:9", images / "clients" / name, self.root / "memory" / name, name, None)
+            for name in ("north", "south")
         )
         for name in METHODS:
             changes = SMALL | {"method": name, "data.path": str(images)}
@@ -153,7 +178,8 @@ class Readers:
         recorded = self.recorded[rng.choice(METHODS)]
         wire = change_file(recorded.replies[0], rng)
         message = Message(pack(wire), dst_node_id=1, message_type=MessageType.TRAIN)
-        return self._finish_round(recorded, lambda request: read_reply(message, 0, request))
+        engine = ChangedReply(recorded, lambda request: read_reply(message, 0, request))
+        return self._finish_round(recorded, engine)
 
     def reply_messages(self, rng: random.Random) -> str:
         """A reply as Flower's message, at the server."""
@@ -163,18 +189,32 @@ class Readers:
             changed = change_message(message, rng)
         except Exception:  # as SafeGrid does
             return "not read"
-        return self._finish_round(recorded, lambda request: read_reply(changed, 0, request))
+        engine = ChangedReply(recorded, lambda request: read_reply(changed, 0, request))
+        return self._finish_round(recorded, engine)
 
-    def _finish_round(self, recorded: Recorded, read: Callable[[bytes], Reply]) -> str:
-        config, server = recorded.config, recorded.server
-        events = rounds(
-            config,
-            server,
-            ChangedReply(recorded, read),
-            ("north", "south"),
-            lambda state: {},
-            recorded.progress,
-        )
+    def secure_phases(self, rng: random.Random) -> str:
+        """A phase of secure aggregation, at a client or at the server, to the end of the round."""
+        recorded = self.recorded[rng.choice(METHODS)]
+
+        def answers(client: Client) -> Callable[[bytes], Message]:
+            task = recorded.task.model_copy(update={"client": client.name})
+
+            def answer(wire: bytes) -> Message:
+                request = Message(pack(wire, task), dst_node_id=1, message_type=MessageType.TRAIN)
+                return client._reply(request, lambda text: None)
+
+            return answer
+
+        inner = ChangedPhase([answers(self.client), answers(self.other)], rng)
+        engine = SecureEngine(inner, recorded.config.selected_method(), recorded.config.secure)
+        try:
+            return self._finish_round(recorded, engine)
+        except UserError:  # without the changed client, too few are left
+            return "round stopped"
+
+    def _finish_round(self, recorded: Recorded, engine: Engine) -> str:
+        names, config = ("north", "south"), recorded.config
+        events = rounds(config, recorded.server, engine, names, lambda state: {}, recorded.progress)
         left_out = False
         for event in events:
             left_out |= isinstance(event, LeftOut)
@@ -312,9 +352,10 @@ def change_message(message: Message, rng: random.Random) -> Message:
 
 # ------------------------------------------------------------------ all of it
 
-SHARES = {
+PROPORTIONS = {
     "replies": 5,
     "reply_messages": 2,
+    "secure_phases": 2,
     "requests": 4,
     "request_messages": 1,
     "last_messages": 1,
@@ -338,9 +379,9 @@ def fuzz(root: Path, total: int) -> Iterator[tuple[str, Count]]:
     """Feeds all kinds of input to their readers, and yields how they ended."""
     readers = Readers(root)
     readers.prepare()
-    for kind, share in SHARES.items():
+    for kind, share in PROPORTIONS.items():
         count = Count()
-        for number in range(-(-total * share // sum(SHARES.values()))):
+        for number in range(-(-total * share // sum(PROPORTIONS.values()))):
             end, memory = try_input(
                 lambda kind=kind, number=number: getattr(readers, kind)(random.Random(f"{kind}-{number}"))
             )
