@@ -348,25 +348,22 @@ def test_a_reply_is_completed_although_its_announcement_was_delivered_twice(
     assert not messages
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (403, "the server no longer expects this reply"),
+        (413, "the server refuses this reply, because it is too large"),  # with all broken attempts
+    ],
+)
 def test_a_reply_that_may_be_lost_makes_the_client_connect_again(
-    connection: Connection, link: FakeSuperLink, messages: list[str]
+    connection: Connection, link: FakeSuperLink, messages: list[str], code: int, said: str
 ) -> None:
     """The server may still wait for it, and repeats its request to a client that connects again."""
     reply = reply_to(link, connection)
-    link.fails = {"PushMessages": [LOST, status(403)]}
+    link.fails = {"PushMessages": [LOST, status(code)]}
     connection.send(reply)
-    assert messages[1:] == ["the server no longer expects this reply", "joined server:1"]
+    assert messages[1:] == [said, "joined server:1"]
     assert link.calls.count("ActivateNode") == 2
-
-
-def test_a_reply_that_became_too_large_by_repetition_makes_the_client_connect_again(
-    connection: Connection, link: FakeSuperLink, messages: list[str]
-) -> None:
-    """The server counts all bytes of a client, those of broken attempts as well."""
-    reply = reply_to(link, connection)
-    link.fails = {"PushMessages": [LOST, status(413)]}
-    connection.send(reply)
-    assert "too large" in messages[1] and link.calls.count("ActivateNode") == 2
 
 
 def test_a_client_gives_up_if_the_server_does_not_come_back(

@@ -4,7 +4,7 @@ import gc
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ import torch
 from conftest import TINY, same_weights
 from fedseal import weights
 from fedseal.config.load import load_config
+from fedseal.config.sections import AggregateSettings
 from fedseal.core import Packet, Round
 from fedseal.data.federation import load_federation
 from fedseal.engines.client import LabelAudit
@@ -38,11 +39,21 @@ EASY: dict[str, Any] = {
     "simulate.malicious": 1,
     "simulate.attack": "noise",
 }
+# How the server averages; all others have the plain mean.
+RULES = {
+    "fedavg-fixmatch": "median",
+    "fedavg-uda": "trimmed-mean",
+    "fedmatch": "clip",
+    "fedrgd": "median",
+    "fedseal": "fltrust",
+    "semifl": "clip",
+}
 
 
 def settings(method: str, **more: Any) -> dict[str, Any]:
     without = {"bootstrap.epochs": 0} if method == "fedmatch" else {}
-    return {**TINY, **EASY, **without, "method": method, "server.threads": 1, **more}
+    rule = {"aggregate.rule": RULES[method]} if method in RULES else {}
+    return {**TINY, **EASY, **without, **rule, "method": method, "server.threads": 1, **more}
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +140,24 @@ def test_client_changes_the_model_and_a_round_without_replies_keeps_it_valid(met
     without_replies = chosen.collect(current, state, {}, server)
     assert weights.all_finite(without_replies.tensors["average"])
     assert weights.same_layout(without_replies.tensors["average"], state.tensors["model"])
+
+
+@pytest.mark.parametrize("rule", get_args(AggregateSettings.model_fields["rule"].annotation))
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - {"server-sl", "fedmatch"}))  # it refuses fltrust
+def test_every_rule_averages(method: str, rule: str) -> None:
+    """All clients send the same update, which every rule keeps, but for fltrust, which changes its length."""
+    config = load_config("fmnist-lenet", settings(method) | {"aggregate.rule": rule, "fedshift.momentum": 0})
+    setup = RunSetup(config, load_federation(config.data, config.seed))
+    chosen, server = config.selected_method(), setup.server()
+    current = Round(1, (0, 1, 2), range(3))
+    state, requests = chosen.server_round(current, chosen.initial_state(server), server)
+    moved = {name: value + 0.01 for name, value in requests[0].tensors["model"].items()}
+    counts = dict.fromkeys(chosen.nonzero_counts, 1)
+    replies = {k: Packet({"model": moved}, {"t": 1, **counts}) for k in current.cohort}
+    average = chosen.collect(current, state, replies, server).tensors["average"]
+    assert weights.same_layout(average, moved) and weights.all_finite(average)
+    if rule != "fltrust" and method in ("fedseal", "fedavg-fixmatch", "fedavg-uda", "semifl"):
+        assert all(torch.allclose(average[name], moved[name], atol=1e-6) for name in moved)
 
 
 @pytest.mark.parametrize("method", METHODS)
