@@ -1,4 +1,4 @@
-"""Scans the TLS endpoint of a real `fedseal serve` with testssl.sh, and prints a summary as JSON.
+"""Scans the TLS endpoint of a real `fedseal serve` with testssl.sh: writes results/bench/tls.json.
 
 python -m bench.tls
 
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ import numpy as np
 from PIL import Image
 
 from fedseal.deploy.keys import create_keys
+from fedseal.system.files import write_atomic
+from fedseal.system.machine import versions
 
 GOOD, BAD = ("OK", "INFO", "DEBUG"), ("HIGH", "CRITICAL", "FATAL")
+RESULTS = Path("results/bench/tls.json")
 START_SECONDS = 300.0  # for the server to listen
 
 
@@ -89,7 +93,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         findings = serve_and_scan(program, Path(folder))
     summary = summarise(program, findings)
-    print(json.dumps(summary, indent=1))
+    text = json.dumps({"date": str(date.today()), "versions": versions(), **summary}, indent=1) + "\n"
+    print(text, end="")
+    write_atomic(RESULTS, text)
     sys.exit(1 if any(text.startswith(BAD) for text in summary["notable"].values()) else 0)
 
 
