@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 pytest.importorskip("flwr")
@@ -193,6 +194,23 @@ def test_a_damaged_reply_is_its_senders_error(grid: SafeGrid, link: FakeSuperLin
     link.objects |= {name: content[:-4] + b"!!!!" for name, content in parts.items()}
     error = pull(grid, 1, "damaged")["damaged"].error
     assert error.code == ErrorCode.UNKNOWN and "its reply cannot be read" in error.reason
+    grid.close()
+
+
+@pytest.mark.parametrize("error", [httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError])
+def test_a_lost_superlink_is_not_the_error_of_a_client(
+    grid: SafeGrid, link: FakeSuperLink, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """It was killed after it had announced a reply, before the reply was fetched."""
+
+    def fail(request: PullObjectRequest) -> PullObjectResponse:
+        raise error("killed")
+
+    monkeypatch.setattr(link, "PullObject", fail)
+    request = send(grid, "announced")
+    link.complete_reply(request, b"first")
+    with pytest.raises(error, match="killed"):
+        pull(grid, 1, "announced")
     grid.close()
 
 

@@ -111,7 +111,10 @@ class SafeGrid(HttpGrid):
         super().close()
 
     def _fetch(self, reply: MessageProto, tree: ObjectTree, limit: int) -> Message:
-        """A reply, or an error message in its place. The SuperLink says which message it answers."""
+        """A reply, or an error message in its place. The SuperLink says which message it answers.
+
+        Raises if the SuperLink cannot be reached.
+        """
         try:
             parts = self._pull_parts(reply.metadata.reply_to_message_id, tree, limit)
             if inflated_size(parts) > limit:
@@ -123,6 +126,8 @@ class SafeGrid(HttpGrid):
             error = Error(ErrorCode.UNKNOWN, f"its reply is too large: more than {limit / 1e6:.1f} MB")
         except ObjectPullError:  # the client disconnected while it was sending
             error = Error(ErrorCode.MESSAGE_UNAVAILABLE, "its reply is incomplete")
+        except (httpx.NetworkError, httpx.RemoteProtocolError):  # the SuperLink is gone, not the client
+            raise
         except Exception as exception:
             error = Error(ErrorCode.UNKNOWN, f"its reply cannot be read ({type(exception).__name__})")
         finally:
