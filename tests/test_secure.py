@@ -1,6 +1,7 @@
 """The numbers, shares and masks of secure aggregation, with values derived by hand."""
 
 import itertools
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -91,9 +92,8 @@ def test_any_threshold_of_shares_gives_the_secret_and_fewer_do_not() -> None:
     for chosen in itertools.combinations(shares, 3):
         assert secure.join_shares(chosen) == secret
     for few in itertools.combinations(shares, 2):
-        with pytest.raises(ValueError, match="combine shares"):  # the padding, which is wrong by chance only
-            assert secure.join_shares(few) == secret
-            raise ValueError("combine shares")
+        with suppress(ValueError):  # its padding is wrong, but for one of 256 by chance
+            assert secure.join_shares(few) != secret
 
 
 def test_both_clients_have_the_same_secret_and_no_other_client() -> None:
