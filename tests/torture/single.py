@@ -263,8 +263,7 @@ def torture_exporting(torture: Torture) -> None:
         if command.running:
             torture.report("kill export", moment)
             command.kill(command.processes())
-            command.wait_for_end()
-            if model.exists():  # killed after its work
+            if command.wait_for_end() and model.exists():  # killed after its work, before its end
                 compare_files(model, whole)
                 shutil.rmtree(model)
 
