@@ -37,10 +37,15 @@ from fedseal.system.machine import cores, threads, versions
 RESULTS = Path("results/bench/attacks.json")
 LAST = 5  # rounds
 REMEMBERED = 3000  # honest replies, about 1 GB
-COMMON = {"client.epochs": 1, "engine.workers": 1, "engine.min_replies": 0}
-SETTINGS: dict[str, dict[str, Any]] = {
-    "A": {"rounds": 10},
-    "B": {"rounds": 12, "data.labels": 200, "client.lr": 0.02, "client.decay": 1.0},
+COMMON = {"engine.workers": 1, "engine.min_replies": 0}
+FEW_LABELS = {"data.labels": 200, "client.lr": 0.02, "client.decay": 1.0}
+SETTINGS: dict[str, dict[str, Any]] = {  # all rules
+    "A": {"client.epochs": 1, "rounds": 10},
+    "B": {"client.epochs": 1, "rounds": 12} | FEW_LABELS,
+}
+LONG_SETTINGS: dict[str, dict[str, Any]] = {  # the default rule
+    "A5": {"client.epochs": 5, "rounds": 12},
+    "B5": {"client.epochs": 5, "rounds": 18} | FEW_LABELS,
 }
 RULES: dict[str, dict[str, Any]] = {
     "mean": {"aggregate.gate": 0},
@@ -72,8 +77,8 @@ Key = tuple[str, int, str, str, int]  # setting, seed, rule, attack, malicious c
 
 def keys() -> list[Key]:
     """All runs, the most important ones first."""
-    clean = product(SETTINGS, range(SEEDS), ("mean", DEFAULT), ("none",), (0,))
-    claim = product(SETTINGS, range(SEEDS), (DEFAULT,), ATTACKS, (2, 1))
+    clean = product([*SETTINGS, *LONG_SETTINGS], range(SEEDS), ("mean", DEFAULT), ("none",), (0,))
+    claim = product([*SETTINGS, *LONG_SETTINGS], range(SEEDS), (DEFAULT,), ATTACKS, (2, 1))
     rules = product(SETTINGS, (0,), RULES, ATTACKS, (2, 3, 1))
     found = [*clean, *claim, *product(SETTINGS, (0,), RULES, ("none",), (0,))]
     found += sorted(rules, key=lambda key: (key[4] != 2, key[2] not in ("mean", DEFAULT)))
@@ -133,7 +138,7 @@ class Start:
     """The data and the bootstrapped state of a setting and a seed."""
 
     def __init__(self, setting: str, seed: int) -> None:
-        self.options = COMMON | SETTINGS[setting] | {"seed": seed}
+        self.options = COMMON | (SETTINGS | LONG_SETTINGS)[setting] | {"seed": seed}
         config = load_config("fmnist-lenet", self.options)
         set_up_process(config.engine.arithmetic)
         self.federation: Federation = load_federation(config.data, config.seed)
