@@ -47,6 +47,7 @@ LONG_SETTINGS: dict[str, dict[str, Any]] = {  # the default rule
     "A5": {"client.epochs": 5, "rounds": 12},
     "B5": {"client.epochs": 5, "rounds": 18} | FEW_LABELS,
 }
+ALL_SETTINGS = SETTINGS | LONG_SETTINGS
 RULES: dict[str, dict[str, Any]] = {
     "mean": {"aggregate.gate": 0},
     "mean, gate": {"aggregate.gate": 3},
@@ -77,8 +78,8 @@ Key = tuple[str, int, str, str, int]  # setting, seed, rule, attack, malicious c
 
 def keys() -> list[Key]:
     """All runs, the most important ones first."""
-    clean = product([*SETTINGS, *LONG_SETTINGS], range(SEEDS), ("mean", DEFAULT), ("none",), (0,))
-    claim = product([*SETTINGS, *LONG_SETTINGS], range(SEEDS), (DEFAULT,), ATTACKS, (2, 1))
+    clean = product(ALL_SETTINGS, range(SEEDS), ("mean", DEFAULT), ("none",), (0,))
+    claim = product(ALL_SETTINGS, range(SEEDS), (DEFAULT,), ATTACKS, (2, 1))
     rules = product(SETTINGS, (0,), RULES, ATTACKS, (2, 3, 1))
     found = [*clean, *claim, *product(SETTINGS, (0,), RULES, ("none",), (0,))]
     found += sorted(rules, key=lambda key: (key[4] != 2, key[2] not in ("mean", DEFAULT)))
@@ -138,7 +139,7 @@ class Start:
     """The data and the bootstrapped state of a setting and a seed."""
 
     def __init__(self, setting: str, seed: int) -> None:
-        self.options = COMMON | (SETTINGS | LONG_SETTINGS)[setting] | {"seed": seed}
+        self.options = COMMON | ALL_SETTINGS[setting] | {"seed": seed}
         config = load_config("fmnist-lenet", self.options)
         set_up_process(config.engine.arithmetic)
         self.federation: Federation = load_federation(config.data, config.seed)
@@ -208,10 +209,13 @@ def tables(found: dict[str, Any]) -> list[str]:
             if set(cells) != {"–"}
         ]
 
-    lines = ["| default rule, seeds 0–2 | A | B |", "|---|---:|---:|"]
-    plain = [show(setting, "mean", "none", 0, range(SEEDS)) for setting in SETTINGS]
+    lines = [
+        f"| default rule, seeds 0–2 | {' | '.join(ALL_SETTINGS)} |",
+        "|---|" + "---:|" * len(ALL_SETTINGS),
+    ]
+    plain = [show(setting, "mean", "none", 0, range(SEEDS)) for setting in ALL_SETTINGS]
     lines.append(f"| none, without the gate | {' | '.join(plain)} |")
-    lines += rows((1, 2), lambda a, n: [show(s, DEFAULT, a, n, range(SEEDS)) for s in SETTINGS])
+    lines += rows((1, 2), lambda a, n: [show(s, DEFAULT, a, n, range(SEEDS)) for s in ALL_SETTINGS])
     for number, setting in product((2, 1, 3), SETTINGS):
         places = [*product(RULES, ("none",), (0,)), *product(RULES, ATTACKS, (number,))]
         complete = all(show(setting, *place, range(SEEDS)) != "–" for place in places)

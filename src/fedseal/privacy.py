@@ -6,7 +6,7 @@ with standard deviation σ·C on the sum is the Gaussian mechanism with noise mu
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,9 +16,10 @@ from torch import Tensor
 
 from fedseal.aggregate import Aggregation
 from fedseal.config.sections import AggregateSettings, PrivacySettings
+from fedseal.system.lazy import LazyModule
 from fedseal.weights import NORMALISATION, Tensors
 
-STEPS = 200  # of a bisection, more than a double can tell apart
+dp_accounting = LazyModule("dp_accounting")  # Google's accountant
 
 
 @dataclass(frozen=True)
@@ -126,43 +127,21 @@ def _moves(name: str, value: Tensor) -> bool:
     return value.is_floating_point() and name not in NORMALISATION
 
 
-# Accounting. n uploads with noise multiplier σ are as private as one with σ/√n.
+# Accounting. n uploads with noise multiplier σ are as private as one with σ/√n. For one Gaussian mechanism
+# ε is known exactly (Balle and Wang 2018, Theorem 8).
 
 
+@np.errstate(divide="ignore")  # log 0 = −∞ is meant
 def spent_epsilon(noise: float, uploads: int, delta: float) -> float:
     """ε of a client after this number of uploads; infinite without noise."""
     if not uploads:
         return 0.0
     if not noise:
         return math.inf
-    sigma = noise / math.sqrt(uploads)
-    if gaussian_delta(0.0, sigma) <= delta:
-        return 0.0
-    return _smallest(lambda epsilon: gaussian_delta(epsilon, sigma) <= delta)
+    return float(dp_accounting.get_epsilon_gaussian(noise / math.sqrt(uploads), delta))
 
 
+@np.errstate(divide="ignore")  # log 0 = −∞ is meant
 def needed_noise(epsilon: float, uploads: int, delta: float) -> float:
     """The smallest noise multiplier with which this number of uploads spends at most ε > 0."""
-    return _smallest(lambda sigma: gaussian_delta(epsilon, sigma) <= delta) * math.sqrt(uploads)
-
-
-def _smallest(fits: Callable[[float], bool]) -> float:
-    """The smallest positive number that fits, if all larger ones do."""
-    low, high = 0.0, 1.0
-    while not fits(high):
-        high *= 2
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
-
-
-def gaussian_delta(epsilon: float, sigma: float) -> float:
-    """The smallest δ for which one Gaussian mechanism is (ε, δ)-private: Balle and Wang 2018, Theorem 8.
-
-    It is exact: δ = Φ(1/(2σ) − εσ) − e^ε Φ(−1/(2σ) − εσ)
-    """
-    half = 1 / (2 * sigma)
-    arguments = torch.tensor([half - epsilon * sigma, -half - epsilon * sigma], dtype=torch.float64)
-    first, second = torch.special.log_ndtr(arguments).tolist()
-    return math.exp(first) - math.exp(min(epsilon + second, 0.0))  # above 0 only by rounding
+    return float(dp_accounting.get_sigma_gaussian(epsilon, delta)) * math.sqrt(uploads)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,13 @@ def test_run_beyond_its_budget_does_not_start(tmp_path: Path, fedseal: Command) 
     answer.refuses(
         "privacy.epsilon is 2.5, but 2 rounds spend ε = 2.943 at δ = 1e-05: lower rounds to 1 or raise"
     )
+    assert not (tmp_path / "run").exists()
+
+
+def test_missing_accountant(tmp_path: Path, fedseal: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)  # as if it were not installed
+    answer = fedseal("train", "fmnist-lenet", "--out", tmp_path / "run", options=PRIVATE)
+    answer.refuses("dp_accounting is not installed: install fedseal with its extra 'privacy'.")
     assert not (tmp_path / "run").exists()
 
 

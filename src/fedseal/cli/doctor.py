@@ -73,6 +73,7 @@ def examine(keys: Path | None, port: int | None) -> Iterator[Finding]:
         return
     yield find_package("flwr", "flower", "serve, join and --engine flower")
     yield find_package("mlflow-skinny", "mlflow", "--mlflow")
+    yield find_package("dp-accounting", "privacy", "privacy.mode")
     yield find_gpu()
     yield "ok", "cores", str(machine.cores())
     yield judge_size("memory", available_memory(), NEEDED_MEMORY, GOOD_MEMORY, "end other programs")

@@ -102,6 +102,7 @@ class Ledger:
                 f"{self.path} lacks round {min(missing)}, so the ε that was spent is not known: restore the"
                 " file, or choose another --out."
             )
+        self._epsilon(self.uploads + 1)  # a missing accountant is found now, not in round 1
         budget, delta, rounds = self.settings.epsilon, self.settings.delta, self.config.rounds
         if not budget:
             return

