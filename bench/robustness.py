@@ -23,8 +23,6 @@ def lines(
     text = ["| disturbance | number |", "|---|---:|", *(f"| {name} | {number:,} |" for name, number in done)]
     text += ["", f"{torture['kills']:,} kills in {runs:,} runs: {torture['lost']} runs were lost, and"]
     text[-1] += f" {torture['different']} ended with another result."
-    if note := torture.get("note"):
-        text[-1] += f" {note}"
     rows = memory["megabytes"]
     names = [name for name in rows[0] if name != "round"]
     text += ["", f"| MB of memory after round | {' | '.join(str(row['round']) for row in rows)} |"]
