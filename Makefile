@@ -51,13 +51,13 @@ bench: setup
 fuzz: setup
 	$(BIN)/python tests/fuzz/fuzzing.py --inputs 10000 --out results/bench/fuzz.json
 	$(BIN)/python tests/fuzz/packets.py --inputs 10000 --out results/bench/fuzz-packets.json
-	$(BIN)/python -m bench.robustness
+	$(BIN)/python -m bench.page
 
 torture: setup
 	$(BIN)/fedseal data get fashion-mnist
 	$(BIN)/python tests/torture/torture.py --kills 1000 --out results/bench/torture.json
 	$(BIN)/python tests/torture/serving_memory.py --rounds 500 --out results/bench/serving-memory.json
-	$(BIN)/python -m bench.robustness
+	$(BIN)/python -m bench.page
 
 # The frameworks see the packages of the first environment, so that all contestants use the same PyTorch.
 $(PEERS)/.ready: bench/peers/requirements.txt | setup

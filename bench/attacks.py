@@ -10,16 +10,13 @@ depend on what it learned learns nothing.
 
 import argparse
 import hashlib
-import json
 import statistics
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import date
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-from bench.page import write_block
+from bench.page import RESULTS, Found, measured_on, read, save, write_page
 from fedseal.config.load import load_config
 from fedseal.core import Packet, Reply, derive_seed
 from fedseal.data.federation import load_federation
@@ -31,10 +28,8 @@ from fedseal.learn import accuracy, predict
 from fedseal.rounds import Progress, RoundDone, rounds
 from fedseal.run_setup import RunSetup
 from fedseal.system.environment import set_up_process
-from fedseal.system.files import write_atomic
-from fedseal.system.machine import cores, threads, versions
+from fedseal.system.machine import threads
 
-RESULTS = Path("results/bench/attacks.json")
 LAST = 5  # rounds
 REMEMBERED = 3000  # honest replies, about 1 GB
 COMMON = {"engine.workers": 1, "engine.min_replies": 0}
@@ -173,24 +168,23 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="", help="runs whose name contains this text")
     only = parser.parse_args().only
-    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"runs": {}}
+    runs = read("attacks")["runs"] if (RESULTS / "attacks.json").exists() else {}
     starts: dict[tuple[str, int], Start] = {}
     for key in keys():
         name = "/".join(map(str, key))
-        if name in found["runs"] or only not in name:
+        if name in runs or only not in name:
             continue
         setting, seed, rule, attack, number = key
         if (setting, seed) not in starts:
             starts[setting, seed] = Start(setting, seed)
-        found["runs"][name] = value = starts[setting, seed].run(rule, attack, number)
-        print(f"{name}: {value}", flush=True)
-        found |= {"date": str(date.today()), "versions": versions(), "cores": cores()}
-        write_atomic(RESULTS, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    write_block("attacks", tables(found))
+        runs[name] = starts[setting, seed].run(rule, attack, number)
+        print(f"{name}: {runs[name]}", flush=True)
+        save("attacks", {"runs": runs})
+    write_page()
 
 
-def tables(found: dict[str, Any]) -> list[str]:
-    """The results as tables in Markdown."""
+def tables(found: Found) -> list[str]:
+    """The tables of docs/benchmarks.md."""
     runs = found["runs"]
 
     def show(setting: str, rule: str, attack: str, number: int, seeds: Iterable[int] = (0,)) -> str:
@@ -225,7 +219,7 @@ def tables(found: dict[str, Any]) -> list[str]:
         lines += rows((number,), lambda a, n, s=setting, k=seeds: [show(s, r, a, n, k) for r in RULES])
     missing = sum("/".join(map(str, key)) not in runs for key in keys())
     rest = f" {missing} of {len(keys())} runs have not been made." if missing else ""
-    return [*lines, "", f"Measured on {found['date']} with fedseal {found['versions']['fedseal']}.{rest}"]
+    return [*lines, "", f"{measured_on(found)}{rest}"]
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image
 from safetensors.torch import load_file
 
+from bench.page import Found, grid, measured_on, save, write_page
 from fedseal.deploy import keys
 from fedseal.storage.events_file import read_events
 from fedseal.training.train import train
@@ -40,7 +41,7 @@ SETTINGS = {
 
 def run() -> list[tuple[str, float, str]]:
     """Rows of name, number and target: seconds of a deployed round, and bytes / bytes of the weights."""
-    rows = []
+    rows, found = [], dict[str, dict[str, list[float]]]()
     with tempfile.TemporaryDirectory(prefix="fedseal-bench-") as temporary:
         folder = Path(temporary)
         draw(folder / "images")
@@ -50,25 +51,35 @@ def run() -> list[tuple[str, float, str]]:
             folders = {
                 "local engine, one worker": trained(folder, settings, {"engine.workers": 1}),
                 "Flower's simulation": trained(folder, settings, {"engine.name": "flower"}),
-                "Flower deployed on loopback": deployed(folder, settings),
+                "deployed on loopback, TLS": deployed(folder, settings),
             }
-            for engine, out in folders.items():
-                seconds, down, up = measure(out)
-                print(
-                    f"{title}, {engine}: {seconds:.2f} s per round, {down / 1e6:.3f} MB to each client,"
-                    f" {up / 1e6:.3f} MB from it"
-                )
+            found[title] = {engine: [*measure(out)] for engine, out in folders.items()}
+            seconds, down, up = found[title]["deployed on loopback, TLS"]
             if model == "lenet":
                 rows.append(
                     ("Round without training, deployed on loopback, LeNet: seconds", seconds, "<= 1.5")
                 )
-            weights = sum(v.nbytes for v in load_file(out / "model.safetensors").values())
+            saved = folders["deployed on loopback, TLS"] / "model.safetensors"
+            weights = sum(v.nbytes for v in load_file(saved).values())
             rows.append(
                 (f"Flower: bytes per direction / weights, {title}", (down + up) / 2 / weights, "<= 1.1")
             )
             for out in folders.values():
                 shutil.rmtree(out)
+    save("deployment", {"clients": len(CLIENTS), "seconds, bytes to and from a client": found})
     return rows
+
+
+def table(found: Found) -> list[str]:
+    """The table of docs/benchmarks.md."""
+    models = found["seconds, bytes to and from a client"]
+    engines = list(next(iter(models.values())))
+    rows = []
+    for model, by_engine in models.items():
+        _, down, up = by_engine[engines[-1]]
+        sizes = [f"{size / 1e6:.2f} MB" for size in (down, up)]
+        rows.append([model, *sizes, *(f"{by_engine[engine][0]:.2f} s" for engine in engines)])
+    return [*grid(["model", "to a client", "from it", *engines], rows), "", measured_on(found)]
 
 
 def draw(root: Path) -> None:
@@ -138,3 +149,4 @@ def measure(out: Path) -> tuple[float, float, float]:
 if __name__ == "__main__":
     for name, ratio, target in run():
         print(f"{name}: {ratio:.3f} ({target})")
+    write_page()

@@ -11,7 +11,6 @@ that, run it in a control group with a hard limit, which the results then name.
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -20,23 +19,19 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from datetime import date
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from bench.page import write_block
+from bench.page import Found, grid, measured_on, save, write_page
 from fedseal.data.folders import read_folders
-from fedseal.system.files import write_atomic
-from fedseal.system.machine import cores, versions
+from fedseal.system.machine import cores
 
 SIZE, CHANNELS = 224, 3
 IMAGES, REPEATS = 2000, 3
 CLASSES, CLIENTS = ("a", "b"), 100
 LABELLED = 200  # images of the server; as many are for testing
-RESULTS = Path("results/bench/folders.json")
 TRAINING = {
     "method": "fedseal",
     "evaluate": "model",
@@ -172,28 +167,26 @@ def main() -> None:
             print(f"{name}: {ratio:.2f} ({target})")
         return
     pixels = images * CHANNELS * SIZE * SIZE / 1e9
-    about: dict[str, Any] = {"date": str(date.today()), "versions": versions(), "cores": cores()}
-    about |= {"images": images, "gigabytes of pixels": round(pixels, 2), "steps": {}}
+    about: Found = {"images": images, "gigabytes of pixels": round(pixels, 2), "steps": {}}
     if limit := memory_limit():
         about["gigabytes allowed"] = limit
     for step, measured in measure(images):
         print(f"{step}: " + ", ".join(f"{value} {name}" for name, value in measured.items()), flush=True)
         about["steps"][step] = measured
-        write_atomic(RESULTS, json.dumps(about, indent=1) + "\n")
-    write_block("folders", table(about))
+        save("folders", about)
+    write_page()
 
 
-def table(about: dict[str, Any]) -> list[str]:
-    """The results as a table in Markdown."""
-    lines = ["| | memory | with mapped files |", "|---|---:|---:|"]
-    for step, found in about["steps"].items():
-        sizes = (found[name] for name in ("gigabytes", "gigabytes with mapped files"))
-        lines.append(f"| {step} | " + " | ".join(f"{size:.1f} GB" for size in sizes) + " |")
-    what = f"{about['images']:,} images of {SIZE}×{SIZE}×{CHANNELS}"
-    pixels = f"{about['gigabytes of pixels']:.1f} GB of pixels"
-    limit = about.get("gigabytes allowed")
+def table(found: Found) -> list[str]:
+    """The table of docs/benchmarks.md."""
+    names = ("gigabytes", "gigabytes with mapped files")
+    rows = [[step, *(f"{size[name]:.1f} GB" for name in names)] for step, size in found["steps"].items()]
+    what = f"{found['images']:,} images of {SIZE}×{SIZE}×{CHANNELS}"
+    pixels = f"{found['gigabytes of pixels']:.1f} GB of pixels"
+    limit = found.get("gigabytes allowed")
     allowed = f" The kernel allowed {limit:.1f} GB in all, mapped files included." if limit else ""
-    return [*lines, "", f"Measured on {about['date']}: {what}, {pixels}.{allowed}"]
+    lines = grid(["", "memory", "with mapped files"], rows)
+    return [*lines, "", f"{what}, {pixels}.{allowed} {measured_on(found)}"]
 
 
 if __name__ == "__main__":

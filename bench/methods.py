@@ -7,9 +7,7 @@ images. The number of training steps in a round depends on that. Methods take tu
 import statistics
 from collections.abc import Iterator
 
-from rich.console import Console
-from rich.table import Table
-
+from bench.page import Found, grid, measured_on, save, write_page
 from fedseal import weights
 from fedseal.config.config import Config
 from fedseal.config.load import load_config
@@ -26,7 +24,7 @@ EPOCHS = 200  # of supervised learning beforehand
 
 
 def run() -> list[tuple[str, float, str]]:
-    """Prints the table; it has no target."""
+    """Writes results/bench/methods.json; it has no target."""
     base = make_config("fedseal")
     federation = load_federation(base.data, base.seed)
     with threads(base.server.threads):
@@ -45,16 +43,27 @@ def run() -> list[tuple[str, float, str]]:
         finally:
             for engine in engines:
                 engine.close()
-    table = Table("method", title="A round of fmnist-lenet: 10 clients of 1,200 images, all sampled")
-    for column in ("server, s", "clients, s", "MB down", "MB up"):
-        table.add_column(column, justify="right")
+    costs = {}
     for method in METHODS:
         metrics = [turn[method] for turn in seen[1:]]
-        seconds = [statistics.mean(m["seconds"][step] for m in metrics) for step in ("server", "clients")]
-        megabytes = [metrics[-1][way] / 1e6 for way in ("bytes_down", "bytes_up")]
-        table.add_row(method, *(f"{value:.2f}" for value in seconds + megabytes))
-    Console().print(table)
+        seconds = {
+            step: round(statistics.mean(m["seconds"][step] for m in metrics), 3)
+            for step in ("server", "clients")
+        }
+        costs[method] = seconds | {way: metrics[-1][way] for way in ("bytes_down", "bytes_up")}
+    save("methods", {"methods": costs})
     return []
+
+
+def table(found: Found) -> list[str]:
+    """The table of docs/benchmarks.md."""
+    head = ["method", "server", "clients", "to all clients", "from them"]
+    rows = []
+    for method, cost in found["methods"].items():
+        seconds = [f"{cost[step]:.2f} s" for step in ("server", "clients")]
+        megabytes = [f"{cost[way] / 1e6:.2f} MB" for way in ("bytes_down", "bytes_up")]
+        rows.append([f"`{method}`", *seconds, *megabytes])
+    return [*grid(head, rows), "", measured_on(found)]
 
 
 def make_config(method: str) -> Config:
@@ -64,3 +73,4 @@ def make_config(method: str) -> Config:
 
 if __name__ == "__main__":
     run()
+    write_page()

@@ -1,22 +1,9 @@
-"""Writes the section "Robustness" of docs/benchmarks.md from what `make torture` and `make fuzz` measured."""
+"""Tables of what `make torture` and `make fuzz` measured, for docs/benchmarks.md."""
 
-import json
-from pathlib import Path
-from typing import Any
-
-from bench.page import write_block
-
-RESULTS = Path("results/bench")
+from bench.page import Found
 
 
-def read(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / name).read_text("utf-8"))
-    return found
-
-
-def lines(
-    torture: dict[str, Any], memory: dict[str, Any], fuzz: dict[str, Any], packets: dict[str, Any]
-) -> list[str]:
+def tables(torture: Found, memory: Found, fuzz: Found, packets: Found) -> list[str]:
     """Tables of disturbances, of memory, and of changed inputs."""
     done = sorted(torture["disturbances"].items(), key=lambda item: -item[1])
     runs = sum(torture["runs"].values())
@@ -38,8 +25,3 @@ def lines(
         machine = f"{versions['processor']}; fedseal {versions['fedseal']}, torch {versions['torch']}"
         text += [f"| {title} | {found['date']} | {found['cores']} | {machine} |"]
     return text
-
-
-if __name__ == "__main__":
-    names = ("torture", "serving-memory", "fuzz", "fuzz-packets")
-    write_block("robustness", lines(*(read(f"{name}.json") for name in names)))

@@ -4,16 +4,13 @@ All clients run one after the other in this process, so their seconds are given 
 measured beside it, on the same engine.
 """
 
-import json
 import time
 from collections.abc import Iterator, Mapping
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.page import write_block
+from bench.page import Found, grid, measured_on, save, write_page
 from fedseal.config.config import parse
 from fedseal.config.sections import SecureSettings
 from fedseal.core import Engine, Packet, Reply, Round
@@ -21,12 +18,9 @@ from fedseal.data.pool import Federation, Pool
 from fedseal.engines.local import LocalEngine
 from fedseal.engines.secure_engine import SecureEngine
 from fedseal.run_setup import RunSetup
-from fedseal.system.files import write_atomic
-from fedseal.system.machine import cores, processor, versions
 
 MODELS = {"LeNet": "lenet", "ResNet-9": "resnet9"}
 CLIENTS = (4, 10, 50)
-RESULTS = Path("results/bench/secure.json")
 TARGETS = {"LeNet": "<= 1.05", "ResNet-9": "<= 1.01"}
 
 
@@ -90,7 +84,7 @@ def measure(
 
 def run() -> list[tuple[str, float, str]]:
     """Rows of name, ratio and target: bytes with secure aggregation / without."""
-    table, cases = [], list[dict[str, Any]]()
+    rows, cases = [], list[dict[str, Any]]()
     for title, model in MODELS.items():
         for clients in CLIENTS:
             setup = federate(model, clients)
@@ -103,29 +97,24 @@ def run() -> list[tuple[str, float, str]]:
             ratio = (masked["down"] + masked["up"]) / (plain["down"] + plain["up"])
             if clients == 10:
                 name = f"Secure aggregation / plain: bytes of a client, {title}, 10 clients"
-                table.append((name, ratio, TARGETS[title]))
-    about = {"date": str(date.today()), "versions": versions(), "cores": cores(), "cases": cases}
-    write_atomic(RESULTS, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
-    write_table(cases)
-    return table
+                rows.append((name, ratio, TARGETS[title]))
+    save("secure", {"cases": cases})
+    return rows
 
 
-def write_table(cases: list[dict[str, Any]]) -> None:
+def table(found: Found) -> list[str]:
     """The table of docs/benchmarks.md."""
-    lines = [
-        "| model | clients | MB to a client | masked | MB from it | masked | client | masked |"
-        " server, masked |",
-        f"|---|{'---:|' * 8}",
-    ]
-    for case in cases:
+    head = ["model", "clients", "MB to a client", "masked", "MB from it", "masked", "client", "masked"]
+    rows = []
+    for case in found["cases"]:
         plain, masked = case["plain"], case["secure"]
         sizes = [f"{value[way] / 1e6:.3f}" for way in ("down", "up") for value in (plain, masked)]
         seconds = [plain["client_seconds"], masked["client_seconds"], masked["server_seconds"]]
-        cells = [case["model"], str(case["clients"]), *sizes, *(f"{1000 * s:,.0f} ms" for s in seconds)]
-        lines.append(f"| {' | '.join(cells)} |")
-    write_block("secure", [*lines, "", f"Measured on {date.today()}: one core, {processor()}."])
+        rows.append([case["model"], str(case["clients"]), *sizes, *(f"{1000 * s:,.0f} ms" for s in seconds)])
+    return [*grid([*head, "server, masked"], rows), "", measured_on(found)]
 
 
 if __name__ == "__main__":
     for name, ratio, target in run():
         print(f"{name}: {ratio:.3f} ({target})")
+    write_page()

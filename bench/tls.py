@@ -15,19 +15,16 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from bench.page import Found, grid, measured_on, save, write_page
 from fedseal.deploy.keys import create_keys
-from fedseal.system.files import write_atomic
-from fedseal.system.machine import versions
 
 GOOD, BAD = ("OK", "INFO", "DEBUG"), ("HIGH", "CRITICAL", "FATAL")
-RESULTS = Path("results/bench/tls.json")
 START_SECONDS = 300.0  # for the server to listen
 
 
@@ -86,6 +83,14 @@ def serve_and_scan(program: str, folder: Path) -> list[dict[str, Any]]:
         server.wait()
 
 
+def table(found: Found) -> list[str]:
+    """The table of docs/benchmarks.md."""
+    rows = [[name, *text.split(": ", 1)] for name, text in found["notable"].items()]
+    counts = ", ".join(f"{number} {severity}" for severity, number in found["severities"].items())
+    lines = grid(["finding", "severity", "value"], rows)
+    return [*lines, "", f"All findings: {counts}. testssl.sh {found['testssl.sh']}. {measured_on(found)}"]
+
+
 def main() -> None:
     program = find_program()
     if program is None:
@@ -93,9 +98,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         findings = serve_and_scan(program, Path(folder))
     summary = summarise(program, findings)
-    text = json.dumps({"date": str(date.today()), "versions": versions(), **summary}, indent=1) + "\n"
-    print(text, end="")
-    write_atomic(RESULTS, text)
+    print(json.dumps(summary, indent=1))
+    save("tls", summary)
+    write_page()
     sys.exit(1 if any(text.startswith(BAD) for text in summary["notable"].values()) else 0)
 
 

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
-from datetime import date
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,18 +28,17 @@ from rich.table import Table
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from bench.page import Found, grid, measured_on, save, write_page
 from bench.peers.work import BATCH, EPOCHS, LR, LeNet
 from fedseal.config.config import Config
 from fedseal.config.load import load_config
 from fedseal.data.federation import load_federation
 from fedseal.run_setup import RunSetup
-from fedseal.system.machine import cores, versions
+from fedseal.system.machine import versions
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 OURS, PEERS = Path(sys.executable), ROOT / ".venv-peers" / "bin" / "python"
-RESULTS, PAGE = ROOT / "results" / "bench" / "peers.json", ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- bench peers -->", "<!-- end -->"
 ROUNDS, TURNS, TIME_LIMIT = 4, 3, 600
 TEST_IMAGES = 10_000
 ACCURACY_RANGE = 0.03  # between contestants: each shuffles in its own way
@@ -236,28 +234,22 @@ def table_rows(summaries: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
     ]
 
 
-def write_results(summaries: dict[str, dict[str, Any]]) -> None:
-    """Writes the JSON file, and the table into the documentation."""
+def save_results(summaries: dict[str, dict[str, Any]]) -> None:
+    """Writes results/bench/peers.json, with the versions of the frameworks."""
     found = metadata.distributions(path=[str(path) for path in PEERS.parents[1].glob("lib/*/site-packages")])
     packages = {name: metadata.version(name) for name in ("flwr", "ray")}
     packages |= {about.name: about.version for about in found if about.name in ("pfl", "fedlab")}
-    machine = versions() | packages
-    result = {
-        "date": date.today().isoformat(),
-        "cores": cores(),
-        "versions": machine,
-        "seconds": summaries,
-        "targets": compare(summaries),
-    }
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    lines = ["| " + " | ".join(row) + " |" for row in (HEADER, *table_rows(summaries))]
-    lines.insert(1, "|---|" + "---:|" * (len(HEADER) - 1))
-    names = ", ".join(f"{name} {machine[name]}" for name in ("fedseal", "torch", *packages))
-    processor = machine["processor"].rpartition(", ")[0]
-    lines += ["", f"Measured on {result['date']}: {cores()} cores, {processor}; {names}."]
-    before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{rest.split(END, 1)[1]}")
+    save(
+        "peers",
+        {"versions": versions() | packages, "seconds": summaries, "targets": compare(summaries)},
+    )
+
+
+def table(found: Found) -> list[str]:
+    """The table of docs/benchmarks.md."""
+    rows = [[*row] for row in table_rows(found["seconds"])]
+    packages = ("fedseal", "torch", "flwr", "ray", "fedlab", "pfl")
+    return [*grid([*HEADER], rows), "", measured_on(found, packages)]
 
 
 def main() -> None:
@@ -287,16 +279,17 @@ def main() -> None:
     if max(accuracies) - min(accuracies) > ACCURACY_RANGE:
         raise RuntimeError(f"the contestants do not reach the same accuracy: {accuracies}")
     if "fedseal" in summaries:
-        table = Table(*HEADER, title=f"FedAvg, LeNet, {given.rounds} rounds")
+        shown = Table(*HEADER, title=f"FedAvg, LeNet, {given.rounds} rounds")
         for row in table_rows(summaries):
-            table.add_row(*row)
-        Console(width=110).print(table)
+            shown.add_row(*row)
+        Console(width=110).print(shown)
     if given.only == names:
         for row in compare(summaries):
             mark = "ok" if row["reached"] else "miss"
             print(f"{row['peer']}, {row['what']}: {row['ratio']:.2f} (target {row['target']}) {mark}")
     if (given.rounds, given.turns, given.only) == (ROUNDS, TURNS, names):
-        write_results(summaries)
+        save_results(summaries)
+        write_page()
 
 
 if __name__ == "__main__":

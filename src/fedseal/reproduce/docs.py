@@ -9,7 +9,8 @@ the name of a table. The figures are `docs/accuracy.svg`, `docs/class-mix.svg` a
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
@@ -32,7 +33,10 @@ from fedseal.system.files import write_atomic
 MARKED = re.compile(r"(<!-- results (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PAGES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("results", "evidence", "paper-map", "label-shift", "privacy")),
+    *(
+        f"docs/{name}.md"
+        for name in ("results", "evidence", "paper-map", "label-shift", "privacy", "benchmarks")
+    ),
 )
 FIGURE, MIXES, PRIVACY = (Path(f"docs/{name}.svg") for name in ("accuracy", "class-mix", "privacy"))
 
@@ -112,7 +116,7 @@ def write_few_images(store: ResultStore) -> str:
     )
 
 
-def write_privacy(store: ResultStore) -> str:
+def write_privacy(store: ResultStore, *, clips: bool = True) -> str:
     """Accuracy by ε with differential privacy, and the clip that was chosen for it."""
     measured = privacy.read(store.folder / "privacy.json")
     if not measured:
@@ -121,7 +125,8 @@ def write_privacy(store: ResultStore) -> str:
     rows = [["test accuracy in %", *(name if name == privacy.WITHOUT else f"ε = {name}" for name in first)]]
     for run, points in measured.items():
         rows.append([run, *(point.text() for point in points.values())])
-        rows.append(["clip", *(point.clip or "–" for point in points.values())])
+        if clips:
+            rows.append(["clip", *(point.clip or "–" for point in points.values())])
     return to_markdown(rows)
 
 
@@ -162,12 +167,13 @@ def write_blocks(table: Table, measured: Mapping[str, Mapping[str, Measured]], w
         yield to_markdown([head, *([row, *columns.values()] for row, columns in further.items())])
 
 
-WRITERS = {
+WRITERS: dict[str, Callable[[ResultStore], str]] = {
     "tuned": write_tuned,
     "methods": write_methods,
     "state": write_state,
     "few-images": write_few_images,
     "privacy": write_privacy,
+    "privacy-accuracy": partial(write_privacy, clips=False),
     "seeds": evidence.write_seeds,
     "differences": evidence.write_differences,
     "official": evidence.write_official,
