@@ -4,6 +4,7 @@
 # make bench-peers  other federated-learning frameworks on the same work
 # make fuzz   20,000 generated inputs; none may end in a traceback or a hang
 # make torture  1,000 kills and other disturbances; every run must end with the same result
+# make docs   the tables and figures of README and docs, from the files in results/
 # make lint   ruff and mypy alone
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PEERS := .venv-peers
 
-.PHONY: setup demo test suite bench bench-peers fuzz torture lint format types clean
+.PHONY: setup demo test suite bench bench-peers fuzz torture docs lint format types clean
 
 setup: $(READY)
 
@@ -57,6 +58,10 @@ torture: setup
 	$(BIN)/fedseal data get fashion-mnist
 	$(BIN)/python tests/torture/torture.py --kills 1000 --out results/bench/torture.json
 	$(BIN)/python tests/torture/serving_memory.py --rounds 500 --out results/bench/serving-memory.json
+	$(BIN)/python -m bench.page
+
+docs: setup
+	$(BIN)/python -m fedseal.reproduce.docs
 	$(BIN)/python -m bench.page
 
 # The frameworks see the packages of the first environment, so that all contestants use the same PyTorch.

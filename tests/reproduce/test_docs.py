@@ -17,7 +17,7 @@ def test_tables_are_written_from_the_results(page: str, monkeypatch: pytest.Monk
     monkeypatch.chdir(ROOT)
     text = (ROOT / page).read_text("utf-8")
     assert MARKED.search(text)
-    assert refresh(text, ResultStore(Path("results"))) == text, "run: python -m fedseal.reproduce.docs"
+    assert refresh(text, ResultStore(Path("results"))) == text, "run: make docs"
 
 
 def test_every_result_is_complete_and_belongs_to_its_configuration() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from fedseal.report.plots import running_mean, spread
 from fedseal.reproduce.cells import find_table, load_tables
-from fedseal.reproduce.docs import FIGURE, MIXES
-from fedseal.reproduce.figures import draw_figure, draw_methods, draw_mixes
+from fedseal.reproduce.docs import FIGURE, MIXES, PRIVACY
+from fedseal.reproduce.figures import draw_figure, draw_methods, draw_mixes, draw_privacy
 from fedseal.reproduce.store import ResultStore
 
 Draw = Callable[[ResultStore, Path], Path | None]
@@ -20,9 +20,10 @@ DRAWN_WITH = re.search(r"Matplotlib v([\d.]+)", (ROOT / FIGURE).read_text("utf-8
 SAME_VERSION = DRAWN_WITH is not None and DRAWN_WITH[1] == matplotlib.__version__
 
 
-def test_the_readme_shows_its_figures() -> None:
-    for figure in (FIGURE, MIXES):
-        assert f"({figure})" in (ROOT / "README.md").read_text("utf-8")
+def test_the_pages_show_their_figures() -> None:
+    assert f"({MIXES})" in (ROOT / "README.md").read_text("utf-8")
+    assert f"({FIGURE.name})" in (ROOT / "docs" / "results.md").read_text("utf-8")
+    assert f"({PRIVACY.name})" in (ROOT / "docs" / "privacy.md").read_text("utf-8")
 
 
 def test_a_figure_is_not_drawn_if_a_run_is_missing(tmp_path: Path) -> None:
@@ -34,12 +35,12 @@ def test_a_figure_is_not_drawn_if_a_run_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not SAME_VERSION, reason="another version of matplotlib draws other files")
-@pytest.mark.parametrize(("draw", "figure"), [(draw_methods, FIGURE), (draw_mixes, MIXES)])
-def test_the_readmes_figures_are_drawn_from_the_results(draw: Draw, figure: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("draw", "figure"), [(draw_methods, FIGURE), (draw_mixes, MIXES), (draw_privacy, PRIVACY)]
+)
+def test_figures_are_drawn_from_the_results(draw: Draw, figure: Path, tmp_path: Path) -> None:
     drawn = draw(ResultStore(ROOT / "results"), tmp_path / figure.name)
-    assert drawn is not None and drawn.read_bytes() == (ROOT / figure).read_bytes(), (
-        "run: python -m fedseal.reproduce.docs"
-    )
+    assert drawn is not None and drawn.read_bytes() == (ROOT / figure).read_bytes(), "run: make docs"
 
 
 @pytest.mark.parametrize("name", [name for name in load_tables() if name.startswith("figure-")])

@@ -114,7 +114,7 @@ def renew(
 
     With --ca, the clients need new files. The old ones work until the old certificate of the CA expires.
 
-    With --client, the old key of the client is no longer accepted, also not in a run that is going on.
+    With --client, the old key of the client is no longer accepted, not even by a server that is running.
 
     With --revoke, DIR/ca.crl lists the old certificate. Give this file to every client for join --crl.
     """

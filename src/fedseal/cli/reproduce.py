@@ -80,7 +80,7 @@ def reproduce(
     log: Log = None,
     json_logs: JsonLogs = False,
 ) -> None:
-    """Reproduce a table or figure of the paper.
+    """Reproduce a table or figure, of the paper or of docs/results.md.
 
     A cell is one row, column and seed. Cells that have not been measured are run; then the table shows our
     numbers beside the paper's. Stop the command at any time with Ctrl-C: the same command continues.

@@ -90,8 +90,8 @@ def predict(
 
     Folders are searched with all folders below. Files that are not readable images are named and skipped.
 
-    Where classes are mixed otherwise than in the server's images, --adapt makes better predictions: it
-    estimates the mix of all given images together, without labels. It needs some twenty images or more.
+    If the given images have other class proportions than the server's, use --adapt: it estimates the
+    proportions from all given images, without labels. Give it at least twenty images.
     """
     model = model_file.load(run, network)
     skip = len(images) > 1  # otherwise the one file's own error says what is wrong with it
