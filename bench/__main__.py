@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.page import save, write_page
+from bench.ratios import reached
 from fedseal.config.sections import EngineSettings
 from fedseal.system.environment import set_up_process
 
@@ -21,12 +22,6 @@ PARTS = (
     "methods",
     "secure",
 )
-
-
-def reached(ratio: float, target: str) -> bool:
-    """True if a ratio meets a target such as "<= 1.3"."""
-    sign, bound = target.split()
-    return ratio >= float(bound) if sign == ">=" else ratio <= float(bound)
 
 
 def main() -> None:

@@ -29,9 +29,11 @@ MODELS = {"LeNet": "lenet", "ResNet-9": "resnet9"}
 ROUNDS = 6  # the first one, in which everything is loaded, does not count
 TIME_LIMIT = 600
 SETTINGS = {
+    "method": "fedseal",
     "rounds": ROUNDS,
     "data.size": 32,
     "data.channels": 3,
+    "bootstrap.epochs": 0,
     "fedseal.bootstrap_epochs": 0,
     "server.epochs": 0,
     "client.epochs": 0,

@@ -67,8 +67,15 @@ def table(found: Found) -> list[str]:
 
 
 def make_config(method: str) -> Config:
-    changes = {"method": method, "rounds": ROUNDS, "fedseal.bootstrap_epochs": 0, "evaluate_every": ROUNDS}
-    return load_config("fmnist-lenet", changes | {"fedmatch.helpers_every": ROUNDS})
+    changes = {
+        "method": method,
+        "rounds": ROUNDS,
+        "evaluate_every": ROUNDS,
+        "fedseal.bootstrap_epochs": 0,
+        "bootstrap.epochs": 1 if method == "fedshift" else 0,  # its teachers cannot have none
+        "fedmatch.helpers_every": ROUNDS,
+    }
+    return load_config("fmnist-lenet", changes)
 
 
 if __name__ == "__main__":

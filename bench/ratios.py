@@ -3,11 +3,24 @@
 from bench.page import Found, grid, measured_on
 
 
+def reached(ratio: float, target: str) -> bool:
+    """True if a ratio meets a target such as "<= 1.3"."""
+    sign, bound = target.split()
+    return ratio >= float(bound) if sign == ">=" else ratio <= float(bound)
+
+
 def _table(found: Found, *parts: str) -> list[str]:
     rows = [
-        [row["what"], f"{row['ratio']:.2f}", row["target"]] for row in found["ratios"] if row["part"] in parts
+        [
+            row["what"],
+            f"{row['ratio']:.2f}",
+            row["target"],
+            "" if reached(row["ratio"], row["target"]) else "missed",
+        ]
+        for row in found["ratios"]
+        if row["part"] in parts
     ]
-    return [*grid(["what", "measured", "target"], rows), "", measured_on(found)]
+    return [*grid(["what", "measured", "target", ""], rows), "", measured_on(found)]
 
 
 def limit_table(found: Found) -> list[str]:
