@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 
@@ -30,7 +31,9 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 from fuzzing import SECONDS, SMALL, HangError, Inputs, write_counts
+from memory import MEMORY, peak, reset_peak
 from mutations import VALUES, change_bytes, change_file, change_json, to_json
+from network import Deployment
 
 from fedseal.config.config import Config
 from fedseal.config.load import load_config
@@ -53,8 +56,7 @@ from fedseal.storage.model_file import load
 from fedseal.system.environment import set_up_process
 from fedseal.weights import all_finite
 
-METHODS = ("fedseal", "semifl", "fedshift")
-MEMORY = 200_000_000  # bytes that one input may take; packets, files and images here have less than 100 kB
+METHODS = ("fedseal", "semifl", "fedshift", "fedmatch")
 # Ends of bad inputs begin with these words.
 ERROR, HANG = "exception", "hang"
 
@@ -135,6 +137,8 @@ class Readers:
             changes = SMALL | {"method": name, "data.path": str(images)}
             if name == "fedshift":
                 changes |= {"fedshift.teachers": 1, "bootstrap.epochs": 1}
+            if name == "fedmatch":
+                changes |= {"server.momentum": 0, "client.momentum": 0}
             self.recorded[name] = self._record(load_config("folders", changes))
         task = self.recorded["fedseal"].task
         [file] = (self.root / "memory" / "north").glob(f"{task.run}-*")
@@ -251,6 +255,23 @@ class Readers:
             return "not read"
         return self._answer(changed)
 
+    @cached_property
+    def deployment(self) -> Deployment:
+        recorded = self.recorded["fedseal"]
+        return Deployment(recorded.config, recorded.requests[0], self.client, self.root / "deployment")
+
+    def http_requests(self, rng: random.Random) -> str:
+        """An HTTP request of a client, at a real SuperLink."""
+        return self.deployment.exchange(rng, at_server=True)
+
+    def http_answers(self, rng: random.Random) -> str:
+        """The SuperLink's answer, at a client."""
+        return self.deployment.exchange(rng, at_server=False)
+
+    def close(self) -> None:
+        if "deployment" in self.__dict__:
+            self.deployment.close()
+
     def _answer(self, message: Message) -> str:
         find_run(message)
         answer = self.client._reply(message, lambda text: None)
@@ -353,16 +374,18 @@ def change_message(message: Message, rng: random.Random) -> Message:
 # ------------------------------------------------------------------ all of it
 
 PROPORTIONS = {
-    "replies": 5,
-    "reply_messages": 2,
-    "secure_phases": 2,
-    "requests": 4,
-    "request_messages": 1,
-    "last_messages": 1,
-    "checkpoints": 2,
-    "memories": 2,
-    "stores": 1,
-    "models": 2,
+    "replies": 10,
+    "reply_messages": 4,
+    "secure_phases": 4,
+    "requests": 8,
+    "request_messages": 2,
+    "last_messages": 2,
+    "checkpoints": 4,
+    "memories": 4,
+    "stores": 2,
+    "models": 4,
+    "http_requests": 1,
+    "http_answers": 1,
 }
 
 
@@ -377,19 +400,19 @@ class Count:
 
 def fuzz(root: Path, total: int) -> Iterator[tuple[str, Count]]:
     """Feeds all kinds of input to their readers, and yields how they ended."""
-    readers = Readers(root)
-    readers.prepare()
-    for kind, share in PROPORTIONS.items():
-        count = Count()
-        for number in range(-(-total * share // sum(PROPORTIONS.values()))):
-            end, memory = try_input(
-                lambda kind=kind, number=number: getattr(readers, kind)(random.Random(f"{kind}-{number}"))
-            )
-            count.ends[end] += 1
-            count.memory = max(count.memory, memory)
-            if end.startswith((ERROR, HANG)) or memory > MEMORY:
-                count.bad.append(f"{kind} {number}: {end}, {memory / 1e6:.0f} MB")
-        yield kind, count
+    with closing(Readers(root)) as readers:
+        readers.prepare()
+        for kind, share in PROPORTIONS.items():
+            count = Count()
+            for number in range(-(-total * share // sum(PROPORTIONS.values()))):
+                end, memory = try_input(
+                    lambda kind=kind, number=number: getattr(readers, kind)(random.Random(f"{kind}-{number}"))
+                )
+                count.ends[end] += 1
+                count.memory = max(count.memory, memory)
+                if end.startswith((ERROR, HANG)) or memory > MEMORY:
+                    count.bad.append(f"{kind} {number}: {end}, {memory / 1e6:.0f} MB")
+            yield kind, count
 
 
 def try_input(read: Callable[[], str]) -> tuple[str, int]:
@@ -410,19 +433,7 @@ def try_input(read: Callable[[], str]) -> tuple[str, int]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-    return end, peak() - start
-
-
-def reset_peak() -> int:
-    """Makes the kernel measure the peak of this process's memory from now on; returns the memory now."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return peak()
-
-
-def peak() -> int:
-    """The peak of this process's resident memory in bytes."""
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+    return end, peak(os.getpid()) - start
 
 
 def report() -> int:

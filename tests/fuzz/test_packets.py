@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from packets import ERROR, MEMORY, fuzz, try_input
+from memory import MEMORY
+from packets import ERROR, fuzz, try_input
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured in /proc")
 
