@@ -396,6 +396,22 @@ def test_a_client_refuses_what_would_reveal_its_update(setup: RunSetup) -> None:
     assert ask(UNMASK, uploaded)[0] == "keys"  # shares that are for other keys
 
 
+def test_a_repeated_round_is_unmasked_for_the_same_clients_only(setup: RunSetup) -> None:
+    """Its updates are the same, so two sums that differ by client 1 would reveal the update of client 1."""
+    first, inner = exchange(setup)
+    engine = SecureEngine(inner, setup.config.selected_method(), SecureSettings())
+    again = {reply.client: reply for reply in engine.exchange(first_requests(setup))}
+    models = [replies[0].packet.tensors["model"] for replies in (first, again)]
+    assert largest_difference(*models) == 0
+    inner.changes = {(1, UPLOAD): lost}
+    reason = "it has helped to add up this round before, with other clients"
+    problems = dict[int, Problem | None]()
+    with pytest.raises(UserError, match="only 0 of 4 clients stayed in secure aggregation"):
+        for reply in engine.exchange(first_requests(setup)):
+            problems[reply.client] = reply.problem
+    assert problems == dict.fromkeys((0, 2, 3), Problem(reason)) | {1: Problem("gone")}
+
+
 def without_first(reply: Packet) -> Packet:
     return Packet({"model": dict(list(reply.tensors["model"].items())[1:])}, reply.scalars)
 

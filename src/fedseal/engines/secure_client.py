@@ -1,7 +1,9 @@
 """A client's side of secure aggregation: its answers to the phases of a round (see fedseal/secure.py).
 
 Between the phases its secrets are a group of its memory, so that any process can answer for it. The last
-phase deletes them, and the first one replaces what a broken round has left.
+phase deletes them, and the first one replaces what a broken round has left. Another group remembers the sum
+that the client has helped to unmask last: a server that is resumed repeats a round, and the sums of two sets
+of clients would reveal the difference, for example the update of one client.
 """
 
 import json
@@ -18,6 +20,7 @@ from fedseal.weights import Tensors
 
 PHASE = "secure"  # the scalar of a request that names its phase
 GROUP = "secure"  # the tensor group of what a phase needs, and of the secrets in a memory
+SUM = "secure_sum"  # the tensor group of a memory: the last round that was unmasked, and its clients
 REFUSED = "refused"  # the scalar of a reply to a request that the client does not answer
 CLIP, CLIENTS, NAMES = (
     "secure_clip",
@@ -32,6 +35,7 @@ WITHOUT_TRAINING = (KEYS, SHARES, UNMASK)
 # Why a client does not answer. The server knows the texts, so a client cannot choose what is logged there.
 REASONS = {
     "late": "it has no secrets for this phase of the round (was it restarted?)",
+    "again": "it has helped to add up this round before, with other clients",
     "few": "the server asked for the sum of too few clients",
     "keys": "the server sent it other keys or shares than those of the clients",
     "content": "its method sends more than a model and counts, which masks cannot hide",
@@ -58,10 +62,11 @@ def answer(
     if phase in WITHOUT_TRAINING:
         return answer_without_training(request, memory)
     plain = replace(request, scalars={k: v for k, v in request.scalars.items() if k != PHASE})
-    rest, secrets = take_secrets(memory)
+    without_sum, last_sum = _take(memory, SUM)
+    rest, secrets = take_secrets(without_sum)
     if phase == LISTEN:  # nothing else is sent, because it would not be masked
         _, rest = train(plain, rest)
-        return Packet(scalars={"t": request.scalars["t"]}), rest
+        return Packet(scalars={"t": request.scalars["t"]}), _put(rest, SUM, last_sum)
     if stage(secrets) != SHARES:  # also a second upload: the same masks must not hide two vectors
         return Packet(scalars={REFUSED: "late"}), memory
     try:
@@ -69,9 +74,9 @@ def answer(
         full, rest = train(plain, rest)
         reply = upload(method, request, full, secrets, peers, counts=counts)
     except RefusedError as error:
-        return Packet(scalars={REFUSED: str(error)}), rest
+        return Packet(scalars={REFUSED: str(error)}), _put(rest, SUM, last_sum)
     kept = {name: secrets[name] for name in ("me", "threshold", "cipher", "clients", "ciphers")}
-    return reply, put_secrets(rest, kept | {"peers": torch.tensor(peers)}, UPLOAD)
+    return reply, put_secrets(_put(rest, SUM, last_sum), kept | {"peers": torch.tensor(peers)}, UPLOAD)
 
 
 def answer_without_training(request: Packet, memory: bytes) -> tuple[Packet, bytes]:
@@ -87,7 +92,9 @@ def answer_without_training(request: Packet, memory: bytes) -> tuple[Packet, byt
             reply, kept = share(request, secrets)
             return reply, put_secrets(rest, kept, SHARES)
         if phase == UNMASK and stage(secrets) == UPLOAD:
-            return reveal(request, secrets), rest
+            without_sum, last_sum = _take(rest, SUM)
+            reply, this_sum = reveal(request, secrets, last_sum)
+            return reply, _put(without_sum, SUM, this_sum)
     except RefusedError as error:
         return Packet(scalars={REFUSED: str(error)}), rest
     return Packet(scalars={REFUSED: "late"}), memory  # sent twice, or late: the next one may be in order
@@ -173,7 +180,7 @@ def upload(
     return Packet({GROUP: {"vector": tensor}}, {"t": request.scalars["t"], NAMES: json.dumps(names)})
 
 
-def reveal(request: Packet, secrets: Tensors) -> Packet:
+def reveal(request: Packet, secrets: Tensors, last_sum: Tensors) -> tuple[Packet, Tensors]:
     """Phase 4: of each client either the share of its seed or that of its mask key, never both."""
     me, peers, publics = int(secrets["me"]), secrets["peers"].tolist(), _by_client(secrets, "ciphers")
     uploaded, closed = {*request.tensors[GROUP]["uploaded"].tolist()}, request.tensors[GROUP]["sealed"]
@@ -181,6 +188,10 @@ def reveal(request: Packet, secrets: Tensors) -> Packet:
         raise RefusedError("keys")
     if len(uploaded) < int(secrets["threshold"]):
         raise RefusedError("few")
+    this_sum = {"round": torch.tensor(request.scalars["round"]), "uploaded": torch.tensor(sorted(uploaded))}
+    repeated = last_sum and torch.equal(last_sum["round"], this_sum["round"])
+    if repeated and not torch.equal(last_sum["uploaded"], this_sum["uploaded"]):
+        raise RefusedError("again")
     [cipher] = secure.from_rows(secrets["cipher"], 1)
     shares: dict[str, list[bytes]] = {"seeds": [], "keys": []}
     try:
@@ -192,7 +203,7 @@ def reveal(request: Packet, secrets: Tensors) -> Packet:
                 shares["keys"].append(of_key)
     except (InvalidToken, ValueError):
         raise RefusedError("keys") from None
-    return Packet({GROUP: {name: secure.to_rows(values) for name, values in shares.items()}})
+    return Packet({GROUP: {name: secure.to_rows(values) for name, values in shares.items()}}), this_sum
 
 
 def _by_client(secrets: Tensors, name: str) -> dict[int, bytes]:
@@ -202,20 +213,31 @@ def _by_client(secrets: Tensors, name: str) -> dict[int, bytes]:
 
 def take_secrets(memory: bytes) -> tuple[bytes, Tensors]:
     """A memory without its secrets, and those."""
-    packet = Packet.from_bytes(memory) if memory else Packet()
-    if GROUP not in packet.tensors:
-        return memory, {}
-    rest = {name: group for name, group in packet.tensors.items() if name != GROUP}
-    return (Packet(rest, packet.scalars).to_bytes() if rest or packet.scalars else b""), packet.tensors[GROUP]
+    return _take(memory, GROUP)
 
 
 def put_secrets(memory: bytes, secrets: Tensors, phase: str) -> bytes:
     """A memory with the secrets that a phase leaves."""
-    packet = Packet.from_bytes(memory) if memory else Packet()
-    group = {**secrets, "stage": torch.tensor(STAGES.index(phase))}
-    return replace(packet, tensors={**packet.tensors, GROUP: group}).to_bytes()
+    return _put(memory, GROUP, {**secrets, "stage": torch.tensor(STAGES.index(phase))})
 
 
 def stage(secrets: Tensors) -> str:
     """The phase that has left the secrets; empty if there are none."""
     return STAGES[int(secrets["stage"])] if secrets else ""
+
+
+def _take(memory: bytes, name: str) -> tuple[bytes, Tensors]:
+    """A memory without a group, and the group."""
+    packet = Packet.from_bytes(memory) if memory else Packet()
+    if name not in packet.tensors:
+        return memory, {}
+    rest = {other: group for other, group in packet.tensors.items() if other != name}
+    return (Packet(rest, packet.scalars).to_bytes() if rest or packet.scalars else b""), packet.tensors[name]
+
+
+def _put(memory: bytes, name: str, group: Tensors) -> bytes:
+    """A memory with a group, unless it is empty."""
+    if not group:
+        return memory
+    packet = Packet.from_bytes(memory) if memory else Packet()
+    return replace(packet, tensors={**packet.tensors, name: group}).to_bytes()
