@@ -68,6 +68,21 @@ def test_gate_ignores_clients_that_did_not_train() -> None:
     assert screened(aggregation("mean", gate=3), {}) == {}
 
 
+def test_gate_holds_if_half_of_the_clients_that_moved_are_malicious() -> None:
+    """The server's own norm is √2. Of 1 and 900, 1.41 is usual. Of 5 and 900, 5 is: the lower one stays.
+    Of 0.001 and 1, 1.41 is: a tiny update does not make the honest one look long."""
+    for norms, left_out in (
+        ([0, 1, 900], [2]),
+        ([0, 5, 900], [2]),
+        ([0, 0.001, 1], []),
+        ([0, 2, 3], []),
+        ([0, 0, 0, 1, 1, 900, 900], [5, 6]),
+        ([0, 0, 0, 0.001, 0.001, 1, 1], []),
+    ):
+        uploads = models(*([float(norm), 0.0] for norm in norms))
+        assert [*screened(aggregation("mean", gate=3), uploads)] == left_out
+
+
 @pytest.mark.parametrize("rule", ["mean", "multi-krum"])
 def test_if_most_clients_did_not_train_the_server_says_what_is_usual(rule: str) -> None:
     """Three of five send back what they were sent. The server's own update (1, 1) has the norm √2 ≈ 1.41:

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from fedseal.weights import Tensors, is_statistic
 
+AMBIGUOUS = 2  # times that the upper one of two middle norms may be as long as the lower one
+
 Models = Mapping[int, Tensors]
 Reduce = Callable[[Tensor], Tensor]  # values [K, …] of K clients to one value
 
@@ -48,14 +50,19 @@ def most_moved(norms: Iterable[float]) -> bool:
 def usual_norms(norms: Mapping[int, Pair], own: Callable[[], Pair]) -> Pair:
     """The median norms of all updates but zeros: a client that found no labels sends back what it was sent.
 
-    If most clients do so, all others may be malicious. Then the norms of the server's own update count.
+    If most clients do so, all others may be malicious. Then the norms of the server's own update count. If
+    the two middle norms differ much, half of those that moved may be malicious. Then the lower one of the two
+    counts, or the server's own norm if that is longer.
     """
 
     def usual(column: tuple[float, ...], part: int) -> float:
         moved = [norm for norm in column if norm > 0]
-        if not moved or most_moved(column):
-            return statistics.median(moved or [0.0])
-        return own()[part]
+        if moved and not most_moved(column):
+            return own()[part]
+        low, high = statistics.median_low(moved or [0.0]), statistics.median_high(moved or [0.0])
+        if high > AMBIGUOUS * low and len(column) > 2:  # of two clients, nobody knows which one is usual
+            return max(low, own()[part])
+        return (low + high) / 2
 
     columns = zip(*norms.values(), strict=True)
     return Pair(*(usual(column, part) for part, column in enumerate(columns))) if norms else Pair(0.0, 0.0)

@@ -173,6 +173,17 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
         thread.join()
 
 
+def test_a_download_that_never_ends_is_given_up(
+    served: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, address = served
+    (folder / "huge").write_bytes(bytes(3_000_000))
+    monkeypatch.setattr(download, "MAX_BYTES", 2_000_000)
+    with pytest.raises(UserError, match=f"{address}huge has more than 2 MB, which is wrong"):
+        download.download_file(f"{address}huge", tmp_path / "huge", "", progress=False)
+    assert not (tmp_path / "huge").exists()
+
+
 def closed_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

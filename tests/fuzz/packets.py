@@ -31,9 +31,9 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 from fuzzing import SECONDS, SMALL, HangError, Inputs, write_counts
-from memory import MEMORY, peak, reset_peak
+from http_messages import Deployment
 from mutations import VALUES, change_bytes, change_file, change_json, to_json
-from network import Deployment
+from peak_memory import MEMORY, peak, reset_peak
 
 from fedseal.config.config import Config
 from fedseal.config.load import load_config
@@ -45,7 +45,7 @@ from fedseal.engines.flower.engine import read_reply
 from fedseal.engines.flower.task import END_OF_RUN, ClientTask, make_task, pack, unpack
 from fedseal.engines.memory import MemoryFile
 from fedseal.engines.memory_store import MemoryStore
-from fedseal.engines.secure_client import KEYS, PHASE, SHARES, UNMASK, UPLOAD
+from fedseal.engines.secure_client import KEYS, PHASE, SHARES, UNMASK, UPLOAD, make_keys, put_secrets
 from fedseal.engines.secure_engine import SecureEngine
 from fedseal.errors import UserError
 from fedseal.rounds import LeftOut, Progress, RoundDone, rounds
@@ -53,9 +53,11 @@ from fedseal.run_setup import RunSetup
 from fedseal.storage.checkpoint import Checkpoint
 from fedseal.storage.events_file import format_line
 from fedseal.storage.model_file import load
+from fedseal.system.checksums import add_checksum
 from fedseal.system.environment import set_up_process
 from fedseal.weights import all_finite
 
+NAMES = ("north", "south", "west")  # of clients; the third one is only there in secure aggregation
 METHODS = ("fedseal", "semifl", "fedshift", "fedmatch")
 # Ends of bad inputs begin with these words.
 ERROR, HANG = "exception", "hang"
@@ -92,10 +94,10 @@ class ChangedReply:
 
 
 class ChangedPhase:
-    """An engine with two clients. In one phase of secure aggregation the first one's request is changed, or
-    its reply."""
+    """An engine with three clients, of which two suffice. In one phase of secure aggregation the first one's
+    request is changed, or its reply."""
 
-    clients = range(2)
+    clients = range(3)
 
     def __init__(self, answers: Sequence[Callable[[bytes], Message]], rng: random.Random) -> None:
         self.answers, self.rng = answers, rng
@@ -129,9 +131,9 @@ class Readers:
         self.state = (self.run / "checkpoint" / "state.safetensors").read_bytes()
         self.store = (self.run / "checkpoint" / "memories.sqlite").read_bytes()
         self.fingerprint = str(Packet.from_bytes(self.state).scalars["fingerprint"])
-        self.client, self.other = (
-            Client("127.0.0.1:9", images / "clients" / name, self.root / "memory" / name, name, None)
-            for name in ("north", "south")
+        self.client, *self.others = (
+            Client("127.0.0.1:9", images / "clients" / folder, self.root / "memory" / name, name, None)
+            for name, folder in zip(NAMES, ("north", "south", "south"), strict=True)
         )
         for name in METHODS:
             changes = SMALL | {"method": name, "data.path": str(images)}
@@ -140,9 +142,10 @@ class Readers:
             if name == "fedmatch":
                 changes |= {"server.momentum": 0, "client.momentum": 0}
             self.recorded[name] = self._record(load_config("folders", changes))
-        task = self.recorded["fedseal"].task
-        [file] = (self.root / "memory" / "north").glob(f"{task.run}-*")
-        self.memory_file, self.memory = file, file.read_bytes()
+        self.memories_of = dict[str, tuple[Path, bytes]]()  # files by method
+        for name, recorded in self.recorded.items():
+            for file in (self.root / "memory" / "north").glob(f"{recorded.task.run}-*"):
+                self.memories_of[name] = file, file.read_bytes()
 
     def _record(self, config: Config) -> Recorded:
         """Runs the first round of a method."""
@@ -171,7 +174,7 @@ class Readers:
             def close(_) -> None: ...
 
         progress = Progress(0, state)
-        for _ in rounds(config, server, Recorder(), ("north", "south"), lambda state: {}, progress):
+        for _ in rounds(config, server, Recorder(), NAMES[:2], lambda state: {}, progress):
             pass
         return Recorded(config, server, progress, sent, task.model_copy(update={"client": "north"}), replies)
 
@@ -209,7 +212,7 @@ class Readers:
 
             return answer
 
-        inner = ChangedPhase([answers(self.client), answers(self.other)], rng)
+        inner = ChangedPhase([answers(client) for client in (self.client, *self.others)], rng)
         engine = SecureEngine(inner, recorded.config.selected_method(), recorded.config.secure)
         try:
             return self._finish_round(recorded, engine)
@@ -217,7 +220,7 @@ class Readers:
             return "round stopped"
 
     def _finish_round(self, recorded: Recorded, engine: Engine) -> str:
-        names, config = ("north", "south"), recorded.config
+        config, names = recorded.config, NAMES[: len(engine.clients)]
         events = rounds(config, recorded.server, engine, names, lambda state: {}, recorded.progress)
         left_out = False
         for event in events:
@@ -303,11 +306,16 @@ class Readers:
         return "used"
 
     def memories(self, rng: random.Random) -> str:
-        """A client's memory on disk; the next request reads it."""
-        self.memory_file.write_bytes(change_file(self.memory, rng))
-        accepted = bool(MemoryFile(self.memory_file).read())
-        recorded = self.recorded["fedseal"]
-        record = pack(recorded.requests[0].to_bytes(), recorded.task)
+        """A client's memory on disk, at times with secrets; the next request reads it."""
+        name = rng.choice(sorted(self.memories_of))
+        (file, memory), recorded = self.memories_of[name], self.recorded[name]
+        request = recorded.requests[0]
+        if rng.random() < 0.3:
+            memory = add_checksum(put_secrets(memory, make_keys(), KEYS))
+            request = Packet(scalars={PHASE: KEYS, "round": 1})
+        file.write_bytes(change_file(memory, rng))
+        accepted = bool(MemoryFile(file).read())
+        record = pack(request.to_bytes(), recorded.task)
         end = self._answer(Message(record, dst_node_id=1, message_type=MessageType.TRAIN))
         return f"{'used' if accepted else 'refused'}, {end}"
 

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from memory import MEMORY
 from packets import ERROR, fuzz, try_input
+from peak_memory import MEMORY
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured in /proc")
 

@@ -20,6 +20,7 @@ from fedseal.system.files import write_atomic
 from fedseal.system.machine import cores, versions
 
 MEASUREMENTS = 5
+MAX_GROWTH = 1.05  # from the first measurement to the last
 
 
 def measure(work: Path, rounds: int) -> list[dict[str, float]]:
@@ -44,6 +45,12 @@ def has_rounds(run: Path, number: int) -> bool:
     return count_lines(run) >= number
 
 
+def is_flat(table: list[dict[str, float]]) -> bool:
+    """True if no program's memory has grown by more than a twentieth."""
+    first, last = table[0], table[-1]
+    return all(last[role] <= MAX_GROWTH * first[role] for role in first if role != "round")
+
+
 def memory(deployment: Deployment) -> dict[str, float]:
     found = {}
     for name in ("server", CLIENTS[0]):
@@ -63,7 +70,7 @@ def main() -> int:
     if options.out:
         about = {"date": str(date.today()), "versions": versions(), "cores": cores(), "megabytes": table}
         write_atomic(options.out, json.dumps(about, indent=1) + "\n")
-    return 0
+    return 0 if is_flat(table) else 1
 
 
 if __name__ == "__main__":

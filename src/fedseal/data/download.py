@@ -15,6 +15,7 @@ from fedseal.system.progress import progress_bar
 CONNECT_SECONDS = 4.0  # short, because there are other ways to obtain the data
 STALL_SECONDS = 30.0
 COMMAND_SECONDS = 900.0
+MAX_BYTES = 500_000_000  # the largest file has 182 MB; some addresses have no TLS, so anyone may answer
 
 
 class ChecksumError(UserError):
@@ -37,6 +38,8 @@ def download_file(url: str, to: Path, expected: str, *, progress: bool = True) -
             while chunk := reply.read(1 << 20):
                 file.write(chunk)
                 advance(len(chunk))
+                if file.tell() > MAX_BYTES:
+                    raise ChecksumError(f"{url} has more than {MAX_BYTES // 10**6} MB, which is wrong.")
         if checksum(to.read_bytes()) != expected:
             raise ChecksumError(f"{url} is incomplete or changed: its checksum is not {expected}.")
     except (OSError, http.client.HTTPException) as error:

@@ -67,6 +67,8 @@ def serve(
         raise UserError(f"{config.method} needs the clients' labels: use another method, or 'fedseal train'.")
     if config.simulate.malicious:
         raise UserError("simulate.malicious is for 'fedseal train' only: set it to 0.")
+    if why := without_gate(config):
+        log.warning("updates far longer than the others are not left out, because %s", why)
     config = deployed_config(config, images.labels)
     federation = split_server(images.read(config.data), config.data, config.seed, names)
 
@@ -110,6 +112,15 @@ def describe_accuracy(result: Result, federation: Federation) -> str:
     number = len(federation.tests.get("test", federation.validation))
     mean = averaged_over(result.summary["rounds"])
     return f"accuracy {result.accuracy:.2%} on {number:,} {kind} images, {mean}"
+
+
+def without_gate(config: Config) -> str:
+    """Why no update is left out for its length; empty if some can be."""
+    if config.secure.enabled:
+        return "secure aggregation hides single updates"
+    if config.privacy.mode == "central":
+        return "central privacy clips them instead"
+    return "" if config.aggregate.gate else "aggregate.gate is 0"
 
 
 def deployed_config(config: Config, labels: Path) -> Config:

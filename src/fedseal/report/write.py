@@ -41,7 +41,7 @@ def write_report(
     sections += problems_section(run, setup.federation.pool.skipped if setup else {})
     path = path or folder / "report.html"
     title = f"{run.name}: {run.config.data.source}"
-    write_atomic(path, render_page(title, [*sections, reproduction_section(run)]))
+    write_atomic(path, render_page(title, [*sections, reproduction_section(run)]), private=True)
     return path
 
 

@@ -9,8 +9,8 @@ from unittest import mock
 
 import httpx
 from fuzzing import SECONDS
-from memory import MEMORY, peak
 from mutations import change_bytes
+from peak_memory import MEMORY, peak
 
 from fedseal.config.config import Config
 from fedseal.core import Packet
@@ -23,7 +23,7 @@ from fedseal.engines.flower.engine import FlowerEngine
 from fedseal.errors import UserError
 from fedseal.run_setup import RunSetup
 
-DEADLINE = 2.0  # seconds that a round waits for a client
+DEADLINE = 4.0  # seconds that a round waits for a client
 WAIT = 60.0  # seconds that a client waits for the server
 STATUSES = (200, 204, 301, 400, 401, 403, 404, 409, 412, 413, 418, 426, 429, 500, 502, 503, 504)
 
