@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import shutil
 import ssl
 import stat
@@ -19,7 +20,7 @@ pytest.importorskip("flwr")
 
 from deployment import create_keys_at
 
-from fedseal.deploy import expiry, keys
+from fedseal.deploy import certificates, expiry, keys
 from fedseal.deploy.certificates import revocation_address
 from fedseal.deploy.connection import trust
 from fedseal.errors import UserError
@@ -293,14 +294,14 @@ def test_a_client_with_the_list_refuses_a_server_with_a_stolen_key(tmp_path: Pat
     key = keys.read_client_key(folder / "clients" / "a.key", crl=crl)
     assert keys.read_revocations(crl) == [] and trusts(trust(key), tmp_path / "stolen")
 
-    stolen = keys.read_certificate(folder / "server.crt").serial_number
+    stolen = certificates.read_certificate(folder / "server.crt").serial_number
     for _ in range(2):
         answer = fedseal("keys", "renew", folder, "--revoke")
         assert answer.code == 0 and f"{crl}: give this file to every client" in answer.out
     assert keys.read_revocations(crl)[0] == stolen and len(keys.read_revocations(crl)) == 2
     assert not trusts(trust(key), tmp_path / "stolen") and trusts(trust(key), folder)
     assert trusts(trust(replace(key, crl=None)), tmp_path / "stolen")  # why clients need the list
-    assert revocation_address(keys.read_certificate(folder / "server.crt")) == address
+    assert revocation_address(certificates.read_certificate(folder / "server.crt")) == address
 
     keys.renew_ca(folder)
     key = keys.read_client_key(folder / "clients" / "a.key", crl=crl)
@@ -363,3 +364,89 @@ def test_a_clients_key_is_renewed_and_revoked(tmp_path: Path, fedseal: Command) 
         words = ("--client", "a") if command == "renew" else ("a",)
         fedseal("keys", command, tmp_path, *words).refuses("has no client 'a': its clients are b")
     assert fedseal("keys", "add-client", tmp_path, "a").code == 0  # another machine of that name
+
+
+def ends(folder: Path) -> dict[str, int | None]:
+    """Days until the clients' keys expire; both files of a client have the same date."""
+    dates = expiry.client_expiries(folder)
+    for name, last in dates.items():
+        assert keys.read_client_key(folder / "clients" / f"{name}.key", lambda: b"x").key_expiry == last
+    now = datetime.now(UTC)
+    return {name: last and round((last - now) / timedelta(days=1)) for name, last in dates.items()}
+
+
+def test_clients_keys_expire_after_a_year_or_when_you_say(
+    tmp_path: Path, fedseal: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSEAL_PASSPHRASE", "x")
+    assert fedseal("keys", "init", tmp_path, "--client", "a", "--days", 500).code == 0
+    assert fedseal("keys", "add-client", tmp_path, "b").code == 0
+    assert fedseal("keys", "add-client", tmp_path, "c", "--days", 20, "--encrypt").code == 0
+    assert ends(tmp_path) == {"a": 500, "b": 365, "c": 20}
+    assert fedseal("keys", "renew", tmp_path, "--client", "c", "--days", 90, "--encrypt").code == 0
+    assert fedseal("keys", "renew", tmp_path, "--client", "a").code == 0
+    assert ends(tmp_path) == {"a": 365, "b": 365, "c": 90}
+    assert fedseal("keys", "renew", tmp_path, "--ca").code == 0  # keeps the clients' keys
+    assert ends(tmp_path) == {"a": 365, "b": 365, "c": 90}
+    text = (tmp_path / "clients" / "b.pub").read_text()
+    assert text.startswith("ecdsa-sha2-nistp384 ") and text.splitlines()[1].startswith("expires: 20")
+
+
+def forget_expiry(*files: Path) -> None:
+    """Makes files as earlier versions wrote them."""
+    for file in files:
+        file.write_text(re.sub("expires: .*\n", "", file.read_text()))
+
+
+def test_keys_that_expire_soon_or_never_are_named(tmp_path: Path, fedseal: Command) -> None:
+    folder, join = tmp_path / "keys", ("join", "127.0.0.1:9", "--images", tmp_path, "--key")
+    files = keys.create_keys(folder, [], ["valid"], days=31)
+    for name, days in (("gone", 0), ("soon", 29), ("old", 1), ("older", 1)):
+        files += keys.add_clients(folder, [name], days=days)
+        if days == 1:
+            forget_expiry(files[-1], files[-1].with_suffix(".pub"))
+    today, later = datetime.now(UTC), datetime.now(UTC) + timedelta(days=29)
+    gone = f"gone cannot take part, because its key expired on {today:%Y-%m-%d}: "
+    gone += f"run 'fedseal keys renew {folder} --client gone', and give it its new file"
+    soon = f"the key of soon expires on {later:%Y-%m-%d}: run 'fedseal keys renew {folder} --client soon'"
+    assert expiry.explain_expired(folder, expiry.client_expiries(folder)) == {"gone": gone}
+    first, second = expiry.warn_of_clients(folder)
+    assert first.startswith(soon)
+    assert second.startswith("keys of an earlier version, which never expire: old, older; renew each with")
+    answer = fedseal("doctor", "--keys", folder)
+    lines = [line for line in answer.out.splitlines() if "client keys" in line]
+    assert [line.split()[0] for line in lines] == ["fail", "note", "note", "ok"] and answer.code == 2
+    assert gone in lines[0] and soon in lines[1] and lines[3].endswith(" old, older, soon, valid")
+
+    said = [fedseal(*join, file).err for file in files]
+    assert f"the key in {files[1]} expired on {today:%Y-%m-%d}: ask for a new file" in said[1]
+    assert f"the key in {files[2]} expires on {later:%Y-%m-%d}: ask for a new file" in said[2]
+    assert all("the key in" not in text for text in (said[0], *said[3:]))
+    assert keys.renew_client(folder, "gone") and "gone" not in "".join(expiry.warn_of_clients(folder))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["expires: soon", "expires:", "expire: 2099-01-01", "expires: 2099-01-01\nexpires: 2099-01-01", "\xff"],
+)
+def test_a_damaged_date_is_refused(line: str, tmp_path: Path, fedseal: Command) -> None:
+    folder = tmp_path / "keys"
+    [file] = keys.create_keys(folder, [], ["a"])
+    (tmp_path / "labels").mkdir()
+    for damaged in (file, file.with_suffix(".pub")):
+        text = re.sub("expires: .*\n", f"{line}\n", damaged.read_text())
+        damaged.write_text(text, "latin-1")
+    reason = "is not a date such as 'expires: 2030-12-31': correct it, or renew the key with"
+    serve = ("serve", "folders", "--labels", tmp_path / "labels", "--keys", folder)
+    fedseal(*serve).refuses(f"The text after the key in {file.with_suffix('.pub')} {reason}")
+    fedseal("join", "127.0.0.1:9", "--images", tmp_path, "--key", file).refuses(f"in {file} {reason}")
+    assert str(file.with_suffix(".pub")) in fedseal("doctor", "--keys", folder).out
+    assert fedseal("keys", "renew", folder, "--client", "a").code == 0 and ends(folder) == {"a": 365}
+
+
+def test_a_date_may_be_written_by_hand(tmp_path: Path) -> None:
+    """A date without a time is the beginning of the day, UTC."""
+    for text in ("2030-12-31", "2030-12-31T00:00:00Z", "2030-12-31T02:00:00+02:00\r\n"):
+        found = expiry.parse_expiry(f"expires: {text}".encode(), tmp_path)
+        assert found == datetime(2030, 12, 31, tzinfo=UTC)
+    assert expiry.parse_expiry(b"\r\n", tmp_path) is None

@@ -2,6 +2,7 @@
 
 import socket
 import ssl
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ pytest.importorskip("flwr")
 
 from deployment import NAMES, Deployment, Processes, images, processes, wait_until  # noqa: F401
 
-from fedseal.deploy import keys
+from fedseal.deploy import expiry, keys
 from fedseal.deploy.revocation import Keys, KeyWatch
 from fedseal.engines.flower.engine import ClientRegistry
 from fedseal.errors import UserError
@@ -58,6 +59,41 @@ def test_a_running_server_notices_revoked_and_renewed_keys(processes: Processes,
     resumed = deployment.serve("--resume", "--set", f"rounds={last + 2}")  # north is known to be excluded
     assert resumed.wait() == 0, resumed.output
     assert [clients["east"].wait(), again.wait()] == [0, 0]
+
+
+def test_a_running_server_refuses_expired_keys(processes: Processes, images: Path) -> None:  # noqa: F811
+    changes = {
+        "engine.deadline": 20,
+        "engine.min_replies": 1,
+    }  # a round waits for a client that expires in it
+    deployment = Deployment(processes, images, rounds=1000, **changes)
+    expired = keys.renew_client(deployment.keys, "east", days=0)
+    server = deployment.serve("--clients", "2")
+    east, north, south = (deployment.join(name) for name in NAMES)
+    assert east.wait() == 2 and f"the key in {expired} expired on" in east.output
+    assert "its key is not registered there" in east.output
+    running = [server, south]
+    wait_until(lambda: deployment.last_round() >= 1, *running, north)
+    assert server.output.count("east cannot take part, because its key expired on") == 1
+    assert f"'fedseal keys renew {deployment.keys} --client east'" in server.output
+
+    new = keys.renew_client(deployment.keys, "east")
+    wait_until(lambda: "east has a new key" in server.output, *running, north)
+    again = deployment.join("east", key=new)
+    wait_until(lambda: "sends" in again.output, *running, north, again)
+
+    expire_at(deployment.keys / "clients" / "north.pub", datetime.now(UTC) + timedelta(seconds=3))
+    assert north.wait() == 2 and "its key is not registered there" in north.output
+    wait_until(lambda: "north cannot take part, because its key expired" in server.output, *running, again)
+    done = deployment.last_round()
+    wait_until(lambda: deployment.last_round() >= done + 2, *running, again)
+    assert read_expelled(deployment.run) == {}
+
+
+def expire_at(public: Path, date: datetime) -> None:
+    """Changes the date in a client's public key file."""
+    line = public.read_bytes().partition(b"\n")[0]
+    public.write_bytes(line + f"\nexpires: {date.isoformat()}\n".encode())
 
 
 def check_tls(port: int, ca: Path) -> None:
@@ -129,3 +165,50 @@ def test_only_a_change_is_acted_upon(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="clients"):
         watch.check()
     assert len(admitted) == 2
+
+
+def test_an_expired_client_is_refused_until_its_key_is_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The files are real and do not change when the key expires; admission fails once."""
+    keys.create_keys(tmp_path, [], ["east"])
+    keys.add_clients(tmp_path, ["north"], days=2)
+    before = {key: name for name, key in keys.read_registered(tmp_path).items()}
+    registry = ClientRegistry(None, ["east", "north"], before)  # type: ignore[arg-type]
+    admitted: list[Keys] = []
+    expelled: list[list[str]] = []
+    busy = True
+
+    def admit(found: Keys) -> None:
+        if busy:
+            raise OSError("busy")
+        admitted.append(found)
+
+    watch = KeyWatch(tmp_path, registry, admit, expelled.append)
+    watch.check()
+    assert admitted == []
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) + timedelta(days=3)
+
+    monkeypatch.setattr(expiry, "datetime", Clock)
+    with pytest.raises(OSError, match="busy"):
+        watch.check()
+    busy = False
+    for _ in range(3):
+        watch.check()
+    assert [set(found.values()) for found in admitted] == [{"east"}]
+    assert caplog.text.count("north cannot take part, because its key expired on") == 1
+    assert (registry.keys, registry.revoked, expelled) == (before, set(), [])
+
+    keys.renew_client(tmp_path, "north")
+    watch.check()
+    assert len(admitted) == 2 and set(admitted[1].values()) == {"east", "north"} and admitted[1] != before
+    expire_at(tmp_path / "clients" / "north.pub", datetime.now(UTC))
+    watch.check()
+    keys.revoke_client(tmp_path, "north")  # an expired key can be revoked
+    watch.check()
+    assert [set(found.values()) for found in admitted[2:]] == [{"east"}]
+    assert expelled == [["north"]] and registry.revoked == {"north"}

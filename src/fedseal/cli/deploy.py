@@ -318,4 +318,8 @@ def _read_key(file: Path, passphrase_file: Path | None, crl: Path | None) -> "de
             "the certificate in %s expires on %s: ask for a new file, from 'fedseal keys renew --ca'",
             *(file, f"{key.expiry:%Y-%m-%d}"),
         )
+    if ends := expiry.describe_end(key.key_expiry):
+        messages.warning(
+            "the key in %s %s: ask for a new file, from 'fedseal keys renew --client'", file, ends
+        )
     return key

@@ -171,6 +171,8 @@ def find_keys(folder: Path) -> Iterator[Finding]:
         deploy_keys.check_secrets(folder)
         until = expiry.expiry(folder)
         names = deploy_keys.read_registered(folder)
+        expired = expiry.explain_expired(folder, expiry.client_expiries(folder))
+        soon = expiry.warn_of_clients(folder)
     except UserError as error:
         yield "fail", "keys", str(error)
         return
@@ -178,4 +180,9 @@ def find_keys(folder: Path) -> Iterator[Finding]:
         yield "note", "certificates", warning
     else:
         yield "ok", "certificates", f"valid until {until:%Y-%m-%d} for {', '.join(hosts)}"
-    yield "ok", "client keys", ", ".join(names)
+    for text in expired.values():
+        yield "fail", "client keys", text
+    for text in soon:
+        yield "note", "client keys", text
+    if valid := [name for name in names if name not in expired]:
+        yield "ok", "client keys", ", ".join(valid)

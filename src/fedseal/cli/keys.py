@@ -29,7 +29,10 @@ app = typer.Typer(
 
 KeysFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of all keys.")]
 Days = Annotated[
-    int, typer.Option(metavar="N", min=1, max=3650, help="Days for which the certificates are valid.")
+    int,
+    typer.Option(
+        metavar="N", min=1, max=3650, help="Days for which certificates and clients' keys are valid."
+    ),
 ]
 Encrypt = Annotated[
     bool,
@@ -89,11 +92,13 @@ def init(
 def add_client(
     folder: KeysFolder,
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of the new clients.")],
+    days: Days = 365,
     encrypt: Encrypt = False,
     passphrase_file: PassphraseFile = None,
 ) -> None:
     """Create key pairs for more clients. They can take part in runs that start afterwards."""
-    _print_files(deploy_keys.add_clients(folder, names, new_passphrase(encrypt, passphrase_file)), folder)
+    passphrase = new_passphrase(encrypt, passphrase_file)
+    _print_files(deploy_keys.add_clients(folder, names, passphrase, days), folder)
 
 
 @app.command("renew", epilog="Example:  fedseal keys renew keys")
@@ -123,7 +128,7 @@ def renew(
     if (encrypt or passphrase_file) and not client:
         raise UserError("--encrypt and --passphrase-file are for a client's file: give its --client NAME.")
     if client:
-        file = deploy_keys.renew_client(folder, client, new_passphrase(encrypt, passphrase_file))
+        file = deploy_keys.renew_client(folder, client, new_passphrase(encrypt, passphrase_file), days)
         _print_files([file], folder)
         return
     if ca:

@@ -4,6 +4,7 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -11,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedseal.errors import UserError
+from fedseal.system.files import read_file
 
 CA_NAME, SERVER_NAME = "fedseal CA", "fedseal server"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # the server's own programs use these addresses
@@ -18,6 +20,24 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")  # the server's own programs use th
 
 def new_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP384R1())
+
+
+def read_certificate(file: Path) -> x509.Certificate:
+    """A certificate from its file."""
+    try:
+        return x509.load_pem_x509_certificate(read_required(file))
+    except ValueError as error:
+        raise UserError(f"{file} is damaged: restore it, or create keys in a new folder.") from error
+
+
+def read_required(path: Path) -> bytes:
+    """The content of a file that a folder of keys must have."""
+    try:
+        return read_file(path)
+    except OSError as error:
+        raise UserError(
+            f"Cannot read {path} ({error.strerror}): create keys with 'fedseal keys init'."
+        ) from error
 
 
 def certify_ca(key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:

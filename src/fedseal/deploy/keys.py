@@ -5,6 +5,7 @@ DIR/ca.crl                    former certificates of the server that clients mus
 DIR/server.crt, server.key    the server's certificate and private key
 DIR/clients/NAME.pub          the public key of a client; only clients with such a file may take part
 DIR/clients/NAME.key          the file for that client: its private key and ca.crt
+                              both say when the key expires, in a line after the key
 DIR/revoked/NAME.pub          the public key of a former client
 """
 
@@ -29,11 +30,13 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedseal.deploy import certificates
+from fedseal.deploy.certificates import read_certificate, read_required
+from fedseal.deploy.expiry import expiry_line, parse_expiry
 from fedseal.errors import UserError
-from fedseal.system.files import cannot_write, read_file, write_atomic
+from fedseal.system.files import cannot_write, write_atomic
 from fedseal.system.secret_files import check_secret, read_secret
 
-DAYS = 365  # for which certificates are valid by default
+DAYS = 365  # for which certificates and clients' keys are valid by default
 PEM_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 PEM_ENCRYPTED = b"-----BEGIN ENCRYPTED PRIVATE KEY-----"
 
@@ -48,7 +51,7 @@ def create_keys(
 ) -> list[Path]:
     """Creates all keys of a deployment and returns the clients' files. It overwrites nothing.
 
-    The certificates are valid for this number of days. With a passphrase, the clients' files are encrypted.
+    All are valid for this number of days. With a passphrase, the clients' files are encrypted.
     `crl` is the address at which ca.crl will be published, if it will be.
     """
     if any((folder / name).exists() for name in ("ca.crt", "ca.key", "server.crt", "server.key")):
@@ -61,24 +64,26 @@ def create_keys(
     for name, content in (files | {"server.crt": _pem(server)}).items():
         _write(folder / name, content)
     _write_revocations(folder)
-    return add_clients(folder, clients, passphrase)
+    return add_clients(folder, clients, passphrase, days)
 
 
-def add_clients(folder: Path, clients: Iterable[str], passphrase: bytes = b"") -> list[Path]:
+def add_clients(
+    folder: Path, clients: Iterable[str], passphrase: bytes = b"", days: int = DAYS
+) -> list[Path]:
     """Creates the keys of more clients and returns their files."""
-    ca_certificate, names = _read(folder / "ca.crt"), _check_names(clients)
+    ca_certificate, names = read_required(folder / "ca.crt"), _check_names(clients)
     for name in names:
         if (folder / "clients" / f"{name}.pub").exists():
             raise UserError(f"{folder} already has a client '{name}': use another name, or revoke it first.")
         if (file := folder / "clients" / f"{name}.key").exists():
             raise UserError(f"{file} exists, and keys are never overwritten: move it away first.")
-    return [_write_client(folder, name, ca_certificate, passphrase) for name in names]
+    return [_write_client(folder, name, ca_certificate, passphrase, days) for name in names]
 
 
-def renew_client(folder: Path, name: str, passphrase: bytes = b"") -> Path:
+def renew_client(folder: Path, name: str, passphrase: bytes = b"", days: int = DAYS) -> Path:
     """Replaces the key of a client, and returns its file. The former key is no longer accepted."""
     _require_client(folder, name)
-    return _write_client(folder, name, _read(folder / "ca.crt"), passphrase)
+    return _write_client(folder, name, read_required(folder / "ca.crt"), passphrase, days)
 
 
 def revoke_client(folder: Path, name: str) -> None:
@@ -149,7 +154,7 @@ def revoked_clients(folder: Path) -> set[str]:
 def read_public_key(path: Path) -> bytes:
     """A client's public key in Flower's form."""
     try:
-        key = load_ssh_public_key(_read(path))
+        key = load_ssh_public_key(read_required(path).partition(b"\n")[0])
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise TypeError("another kind of key")
     except Exception as error:
@@ -164,6 +169,7 @@ class ClientKey:
     private: ec.EllipticCurvePrivateKey = field(repr=False)
     ca_certificate: bytes
     crl: Path | None = None  # certificates of the CA that were revoked
+    key_expiry: datetime | None = None  # None: never
 
     @property
     def public(self) -> bytes:
@@ -203,7 +209,7 @@ def read_client_key(
         raise UserError(
             f"{file} is not a client's key: give the file clients/NAME.key that 'fedseal keys' created."
         ) from error
-    return ClientKey(key, marker + rest, crl)
+    return ClientKey(key, marker + rest, crl, parse_expiry(private.rpartition(b"KEY-----")[2], file))
 
 
 def check_secrets(folder: Path) -> None:
@@ -217,7 +223,7 @@ def certified_hosts(folder: Path) -> list[str]:
     """The hosts for which the server's certificate is valid; raises if the files do not belong together."""
     try:
         certificate = read_certificate(folder / "server.crt")
-        key = load_pem_private_key(_read(folder / "server.key"), None)
+        key = load_pem_private_key(read_required(folder / "server.key"), None)
         certificate.verify_directly_issued_by(read_certificate(folder / "ca.crt"))
         if key.public_key() != certificate.public_key():
             raise ValueError("another certificate's key")
@@ -244,18 +250,10 @@ def _load_ca(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey
     return certificate, key
 
 
-def read_certificate(file: Path) -> x509.Certificate:
-    """A certificate from its file."""
-    try:
-        return x509.load_pem_x509_certificate(_read(file))
-    except ValueError as error:
-        raise UserError(f"{file} is damaged: restore it, or create keys in a new folder.") from error
-
-
 def read_revocations(file: Path) -> list[int]:
     """The serial numbers in a list of revoked certificates."""
     try:
-        return [entry.serial_number for entry in x509.load_pem_x509_crl(_read(file))]
+        return [entry.serial_number for entry in x509.load_pem_x509_crl(read_required(file))]
     except ValueError as error:
         raise UserError(f"{file} is not a list of revoked certificates: give the server's ca.crl.") from error
 
@@ -272,17 +270,17 @@ def _public_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-def _write_client(folder: Path, name: str, ca_certificate: bytes, passphrase: bytes) -> Path:
-    key = certificates.new_key()
+def _write_client(folder: Path, name: str, ca_certificate: bytes, passphrase: bytes, days: int) -> Path:
+    key, expires = certificates.new_key(), expiry_line(days)
     private, public = folder / "clients" / f"{name}.key", folder / "clients" / f"{name}.pub"
     if passphrase:
         encryption = BestAvailableEncryption(passphrase)
         content = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
     else:
         content = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    _write(private, content + ca_certificate)
+    _write(private, content + expires + ca_certificate)
     line = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    _write(public, line + b" " + name.encode() + b"\n")
+    _write(public, line + b" " + name.encode() + b"\n" + expires)
     return private
 
 
@@ -310,15 +308,6 @@ def _pem(item: ec.EllipticCurvePrivateKey | x509.Certificate | x509.CertificateR
     if isinstance(item, x509.Certificate | x509.CertificateRevocationList):
         return item.public_bytes(Encoding.PEM)
     return item.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return read_file(path)
-    except OSError as error:
-        raise UserError(
-            f"Cannot read {path} ({error.strerror}): create keys with 'fedseal keys init'."
-        ) from error
 
 
 def _write(path: Path, content: bytes) -> None:

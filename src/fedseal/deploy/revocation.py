@@ -1,11 +1,13 @@
-"""Notices during a run that a client's key was revoked or renewed: the old one is no longer accepted."""
+"""Notices during a run that a client's key was revoked, was renewed or expired: it is no longer accepted."""
 
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Self
 
+from fedseal.deploy.expiry import explain_expired, read_expiry
 from fedseal.deploy.keys import read_public_key
 from fedseal.engines.flower.engine import ClientRegistry
 
@@ -19,7 +21,8 @@ Keys = Mapping[bytes, str]  # names of clients by public key
 class KeyWatch:
     """Looks at a folder of keys every two seconds, in a thread.
 
-    `admit` makes the server accept exactly these keys. `expel` is told the names of revoked clients.
+    `admit` makes the server accept exactly these keys. `expel` is told the names of revoked clients. A client
+    whose key expired stays in the run, and is admitted again when it has a new key.
     """
 
     def __init__(
@@ -31,6 +34,8 @@ class KeyWatch:
     ) -> None:
         self.folder, self.registry, self.admit, self.expel = folder / "clients", registry, admit, expel
         self._seen: object = None  # the state of the folder that was read last
+        self._expiries: Mapping[str, datetime | None] = {}
+        self._expired: Mapping[str, str] = {}  # of which the user has been told
         self._admitted = registry.keys
         self._expelled: set[str] = set()  # excluded, but not yet recorded
         self._closed = threading.Event()
@@ -46,7 +51,7 @@ class KeyWatch:
 
     def _watch(self) -> None:
         before = ""
-        while not self._closed.wait(POLL_SECONDS):
+        while True:
             problem = ""
             try:
                 self.check()
@@ -55,15 +60,20 @@ class KeyWatch:
             if problem and problem != before:
                 log.warning("cannot check whether keys were revoked (%s): trying again", problem)
             before = problem
+            if self._closed.wait(POLL_SECONDS):
+                return
 
     def check(self) -> None:
         """Compares the folder with the keys that are accepted."""
         files = {file.stem: file for file in sorted(self.folder.iterdir()) if file.suffix == ".pub"}
         states = {name: (s.st_mtime_ns, s.st_ino) for name, file in files.items() if (s := file.stat())}
-        if states == self._seen:
-            return
         before = self.registry.keys or {}
         names = set(before.values())
+        if states != self._seen:
+            self._expiries = {name: read_expiry(files[name]) for name in sorted(names & files.keys())}
+        expired = explain_expired(self.folder.parent, self._expiries)
+        if states == self._seen and expired == self._expired:
+            return
         now = {read_public_key(files[name]): name for name in sorted(names & files.keys())}
         revoked = sorted(names - set(now.values()))
         self.registry.replace_keys(now)
@@ -72,9 +82,13 @@ class KeyWatch:
             log.warning("%s is excluded from the run, because its key was revoked", name)
         for name in sorted({now[key] for key in now.keys() - before.keys()}):
             log.warning("%s has a new key: its former key is no longer accepted", name)
-        if now != self._admitted:
-            self.admit(now)
-            self._admitted = now
+        valid = {key: name for key, name in now.items() if name not in expired}
+        if valid != self._admitted:
+            self.admit(valid)
+            self._admitted = valid
+        for name in sorted(expired.keys() - self._expired.keys()):
+            log.warning("%s", expired[name])
+        self._expired = expired
         if self._expelled:  # last, because it needs space on the disk
             self.expel(sorted(self._expelled))
             self._expelled.clear()

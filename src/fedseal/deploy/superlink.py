@@ -99,8 +99,10 @@ class Endpoint:
         check_port(self.host, self.port)
 
     def warn(self) -> None:
-        """Warns if a certificate expires soon, or if no other machine will accept it."""
+        """Warns if a certificate or key expires soon, or if no other machine will accept the certificate."""
         if self.keys and (warning := expiry.warn_of_expiry(self.keys)):
+            log.warning("%s", warning)
+        for warning in expiry.warn_of_clients(self.keys) if self.keys else ():
             log.warning("%s", warning)
         if not self.keys or self.host not in ANY_ADDRESS:
             return
@@ -123,17 +125,21 @@ def connect(
     wait: float,
     notify: Notify,
 ) -> FlowerEngine:
-    """Starts the SuperLink and waits until this number of clients has connected. Expelled ones are refused.
+    """Starts the SuperLink and waits until this number of clients has connected.
+
+    Clients that were expelled, or whose keys have expired, are refused.
 
     `expel` is told the clients whose keys are revoked later. The engine's `close` ends everything that was
     started.
     """
     logging.getLogger("flwr").setLevel(logging.ERROR)  # its warnings are no JSON, and `superlink.check` tells
     names = setup.federation.names
-    registered = None
+    registered = admitted = None
     if endpoint.keys:
         known = keys.read_registered(endpoint.keys).items()
         registered = {key: name for name, key in known if name in names and name not in expelled}
+        expired = expiry.explain_expired(endpoint.keys, expiry.client_expiries(endpoint.keys))
+        admitted = {key: name for key, name in registered.items() if name not in expired}
     stack = ExitStack()
     try:
         endpoint.check()
@@ -144,12 +150,12 @@ def connect(
         superlink = stack.enter_context(SuperLink(options, secret, home, folder / "flower.log"))
         wait_until_healthy(superlink, endpoint)
         with flower_errors():
-            nodes = start_run(endpoint, list(registered or ()))
+            nodes = start_run(endpoint, list(admitted or ()))
             grid = take_server_task(endpoint, secret, stack)
         # If it was killed, requests to it are not repeated for minutes.
         grid._retry_invoker.should_giveup = lambda error: superlink.process.poll() is not None
         limit = upload_limit(setup)
-        admit_clients(guard_file(home), registered, limit)
+        admit_clients(guard_file(home), admitted, limit)
         notify(f"listening on {endpoint.host}:{endpoint.port}")
         endpoint.warn()
         registry = ClientRegistry(grid, set(names) - set(expelled), registered)
