@@ -42,7 +42,8 @@ LONG_SETTINGS: dict[str, dict[str, Any]] = {  # the default rule
     "A5": {"client.epochs": 5, "rounds": 12},
     "B5": {"client.epochs": 5, "rounds": 18} | FEW_LABELS,
 }
-ALL_SETTINGS = SETTINGS | LONG_SETTINGS
+BATCH_NORM: dict[str, dict[str, Any]] = {"N": SETTINGS["A"] | {"model.norm": "batch"}}  # statistics alone
+MAIN_SETTINGS = SETTINGS | LONG_SETTINGS
 RULES: dict[str, dict[str, Any]] = {
     "mean": {"aggregate.gate": 0},
     "mean, gate": {"aggregate.gate": 3},
@@ -66,6 +67,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "class swap × 1": {"simulate.attack": "class-swap", "simulate.strength": 1},
     "nan": {"simulate.attack": "nan"},
 }
+STATISTICS: dict[str, dict[str, Any]] = {"statistics": {"simulate.attack": "statistics"}}
 LEARN_NOTHING = ("zeros", "huge", "nan")  # attacks
 SEEDS = 3
 Key = tuple[str, int, str, str, int]  # setting, seed, rule, attack, malicious clients
@@ -73,10 +75,12 @@ Key = tuple[str, int, str, str, int]  # setting, seed, rule, attack, malicious c
 
 def keys() -> list[Key]:
     """All runs, the most important ones first."""
-    clean = product(ALL_SETTINGS, range(SEEDS), ("mean", DEFAULT), ("none",), (0,))
-    claim = product(ALL_SETTINGS, range(SEEDS), (DEFAULT,), ATTACKS, (2, 1))
+    clean = product(MAIN_SETTINGS, range(SEEDS), ("mean", DEFAULT), ("none",), (0,))
+    claim = product(MAIN_SETTINGS, range(SEEDS), (DEFAULT,), ATTACKS, (2, 1))
     rules = product(SETTINGS, (0,), RULES, ATTACKS, (2, 3, 1))
-    found = [*clean, *claim, *product(SETTINGS, (0,), RULES, ("none",), (0,))]
+    forged = product(BATCH_NORM, range(SEEDS), ("mean", DEFAULT), STATISTICS, (1, 2))
+    normal = product(BATCH_NORM, range(SEEDS), ("mean", DEFAULT), ("none",), (0,))
+    found = [*clean, *claim, *normal, *forged, *product(SETTINGS, (0,), RULES, ("none",), (0,))]
     found += sorted(rules, key=lambda key: (key[4] != 2, key[2] not in ("mean", DEFAULT)))
     found += product(SETTINGS, range(1, SEEDS), RULES, ("none",), (0,))
     for number, seed in product((2, 3, 1), range(1, SEEDS)):
@@ -134,7 +138,7 @@ class Start:
     """The data and the bootstrapped state of a setting and a seed."""
 
     def __init__(self, setting: str, seed: int) -> None:
-        self.options = COMMON | ALL_SETTINGS[setting] | {"seed": seed}
+        self.options = COMMON | (MAIN_SETTINGS | BATCH_NORM)[setting] | {"seed": seed}
         config = load_config("fmnist-lenet", self.options)
         set_up_process(config.engine.arithmetic)
         self.federation: Federation = load_federation(config.data, config.seed)
@@ -147,7 +151,12 @@ class Start:
 
     def run(self, rule: str, attack: str, number: int) -> float | None:
         """The accuracy in per cent; None if the run ends early."""
-        options = self.options | RULES[rule] | ATTACKS.get(attack, {}) | {"simulate.malicious": number}
+        options = (
+            self.options
+            | RULES[rule]
+            | (ATTACKS | STATISTICS).get(attack, {})
+            | {"simulate.malicious": number}
+        )
         setup = RunSetup(load_config("fmnist-lenet", options), self.federation)
         server, names = setup.server(), self.federation.names
         images = setup.labelled_images(self.federation.tests["test"])
@@ -195,7 +204,8 @@ def tables(found: Found) -> list[str]:
         return "ends" if None in values else f"{statistics.mean(values):.1f}"
 
     def rows(numbers: Sequence[int], row: Callable[[str, int], list[str]]) -> list[str]:
-        places = [("none", 0), *((attack, number) for attack in ATTACKS for number in numbers)]
+        attacks = ATTACKS | STATISTICS
+        places = [("none", 0), *((attack, number) for attack in attacks for number in numbers)]
         texts = [(attack, number, row(attack, number)) for attack, number in places]
         return [
             f"| {attack}{f', {number} of 10' if number and len(numbers) > 1 else ''} | {' | '.join(cells)} |"
@@ -204,12 +214,15 @@ def tables(found: Found) -> list[str]:
         ]
 
     lines = [
-        f"| default rule, seeds 0–2 | {' | '.join(ALL_SETTINGS)} |",
-        "|---|" + "---:|" * len(ALL_SETTINGS),
+        f"| default rule, seeds 0–2 | {' | '.join(MAIN_SETTINGS)} |",
+        "|---|" + "---:|" * len(MAIN_SETTINGS),
     ]
-    plain = [show(setting, "mean", "none", 0, range(SEEDS)) for setting in ALL_SETTINGS]
+    plain = [show(setting, "mean", "none", 0, range(SEEDS)) for setting in MAIN_SETTINGS]
     lines.append(f"| none, without the gate | {' | '.join(plain)} |")
-    lines += rows((1, 2), lambda a, n: [show(s, DEFAULT, a, n, range(SEEDS)) for s in ALL_SETTINGS])
+    lines += rows((1, 2), lambda a, n: [show(s, DEFAULT, a, n, range(SEEDS)) for s in MAIN_SETTINGS])
+    rules = ["mean", DEFAULT]
+    lines += ["", f"| N, seeds 0–2 | {' | '.join(rules)} |", "|---|---:|---:|"]
+    lines += rows((1, 2), lambda a, n: [show("N", rule, a, n, range(SEEDS)) for rule in rules])
     for number, setting in product((2, 1, 3), SETTINGS):
         places = [*product(RULES, ("none",), (0,)), *product(RULES, ATTACKS, (number,))]
         complete = all(show(setting, *place, range(SEEDS)) != "–" for place in places)

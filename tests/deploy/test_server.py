@@ -29,6 +29,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedseal.config.load import load_config
 from fedseal.core import Packet
 from fedseal.deploy import keys
+from fedseal.deploy.server import without_gate
 from fedseal.deploy.superlink import COMPONENTS, announce_end, run_id
 from fedseal.engines.flower.engine import ClientRegistry
 from fedseal.storage.events_file import read_events, read_rounds
@@ -139,13 +140,69 @@ main()
 """
 
 
-def test_faulty_clients_do_not_stop_a_run(processes: Processes, images: Path) -> None:  # noqa: F811
-    """Over TLS, with another fault in each round: the rounds continue with the correct client."""
+# What a client says that accepts one epoch, requests of 1 MB, only the method fedseal, and the usual limits.
+REFUSALS = {
+    "epochs": "at most 1 for client.epochs, but the server asks for 2: join with --limit epochs=2",
+    "batch": "at most 1024 for client.batch, but the server asks for 1025: join with --limit batch=1025",
+    "threads": "at most 64 for client.threads, but the server asks for 65: join with --limit threads=65",
+    "size": "at most 512 for the height and width of images, but the server asks for 513: join with --limit",
+    "classes": "at most 1000 for the number of classes, but the server asks for 1001: join with --limit",
+    "n": "at most 10 for augment.n, but the server asks for 11: join with --limit operations=11 to accept it",
+    "method": "only the method fedseal, but the server uses fedshift: join with --only fedshift to accept it",
+    "network": "the server's network is larger than the weights that it has sent",
+    "request": "requests of at most 1 MB, but the server's is larger: join with --limit request=MB",
+}
+# Runs a real server that asks one client for too much, for something else in each round.
+DEMANDING_SERVER = """
+import sys
+from fedseal.system.environment import set_up_process
+set_up_process()
+from fedseal.core import Packet
+from fedseal.engines.flower.engine import FlowerEngine
+send, client, demands = FlowerEngine._send, sys.argv.pop(1), sys.argv.pop(1).split()
+sections = {"epochs": "client", "batch": "client", "threads": "client", "n": "augment"}
+values = {"epochs": 2, "batch": 1025, "threads": 65, "size": 513, "classes": 1001, "n": 11}
+
+def send_demand(engine, node, k, wire):
+    if engine.names[k] != client:
+        return send(engine, node, k, wire)
+    demand, task = demands[int(Packet.from_bytes(wire).scalars["t"]) - 1], engine.task
+    config, changes = task.config, {}
+    if demand in sections:
+        section = sections[demand]
+        changes["config"] = config | {section: config[section] | {demand: values[demand]}}
+    elif demand in values:
+        changes[demand] = values[demand]
+    elif demand == "method":
+        changes["config"] = config | {"method": "fedshift"}
+    elif demand == "network":
+        changes["config"] = config | {"model": config["model"] | {"name": "resnet18"}}
+    elif demand == "request":
+        wire += bytes(1_000_000)
+    engine.task = task.model_copy(update=changes)
+    try:
+        return send(engine, node, k, wire)
+    finally:
+        engine.task = task
+
+FlowerEngine._send = send_demand
+from fedseal.cli.main import main
+main()
+"""
+
+
+def test_faulty_clients_and_refusals_do_not_stop_a_run(
+    processes: Processes,  # noqa: F811
+    images: Path,  # noqa: F811
+) -> None:
+    """Over TLS, with another fault and another refusal in each round: the rounds continue without them."""
     changes = {"engine.deadline": 20, "engine.min_replies": 1, "rounds": len(REASONS)}
     deployment = Deployment(processes, images, **changes)
-    server, correct = deployment.serve(), deployment.join("north")
+    server = deployment.serve(program=("-c", DEMANDING_SERVER, "east", " ".join(REFUSALS)))
+    correct = deployment.join("north")
     faulty = deployment.join("south", program=("-c", FAULTY_CLIENT, " ".join(REASONS)))
-    limited = deployment.join("east", "--limit", "epochs=0")
+    limits = ("--limit", "epochs=1", "--limit", "request=1", "--only", "fedseal")
+    limited = deployment.join("east", *limits)
     assert server.wait() == 0, server.output
     assert [correct.wait(), limited.wait()] == [0, 0], correct.output + limited.output
     assert faulty.wait() == 0 and "the run has ended" in faulty.output  # it was slow, and learns it later
@@ -154,11 +211,10 @@ def test_faulty_clients_do_not_stop_a_run(processes: Processes, images: Path) ->
     assert reasons["north"] == []
     for reason, expected in zip(reasons["south"], REASONS.values(), strict=True):
         assert expected in reason
-    refusal = "it failed: this client accepts at most 0 for client.epochs, but the server asks for 1: join"
-    assert len(reasons["east"]) == len(REASONS) and all(
-        reason.startswith(refusal) for reason in reasons["east"]
-    )
-    assert "accepts at most 0 for client.epochs" in limited.output
+    for reason, expected in zip(reasons["east"], REFUSALS.values(), strict=True):
+        assert reason.startswith("it failed: ") and expected in reason
+        assert expected in limited.output  # on the client's terminal, too
+    assert list(deployment.memory_folder("east").glob("*-*.safetensors")) == []  # it never took part
     assert "a secret of this client" in faulty.output  # on the client's terminal only
     assert "a secret" not in server.output + "".join(reasons["south"])
     assert [event["left_out"] for event in read_rounds(deployment.run)] == [["east", "south"]] * len(REASONS)
@@ -344,6 +400,22 @@ def test_tls_and_keys_are_the_default(small: tuple[str, ...], fedseal: Command, 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, ""),
+        ({"aggregate.gate": 0}, "aggregate.gate is 0"),
+        ({"secure.enabled": True}, "secure aggregation hides single updates"),
+        ({"privacy.mode": "central", "privacy.noise": 1}, "central privacy clips them instead"),
+        ({"privacy.mode": "local", "privacy.noise": 1}, ""),
+    ],
+)
+def test_the_server_knows_why_no_update_is_left_out_for_its_length(
+    changes: dict[str, object], why: str
+) -> None:
+    assert without_gate(load_config("folders", changes)) == why
+
+
 def test_errors_of_the_server(
     small: tuple[str, ...], fedseal: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,6 +427,8 @@ def test_errors_of_the_server(
         create_keys_at(timedelta(days=days), tmp_path / reason, monkeypatch)
         fedseal(*small, "--keys", tmp_path / reason).refuses(reason)
     fedseal(*safe, "--set", "method=fedavg-sl").refuses("fedavg-sl needs the clients' labels")
+    attack = ("--set", "simulate.malicious=1", "--set", "simulate.attack=zeros")
+    fedseal(*safe, *attack).refuses("simulate.malicious is for 'fedseal train' only: set it to 0")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         fedseal(*safe, "--port", port).refuses(f"Cannot listen on 127.0.0.1:{port}")

@@ -89,7 +89,7 @@ def explain(error: Exception, server: str, wait: float, key: ClientKey | None, *
 
 def _refusal(server: str, response: httpx.Response) -> UserError:
     if response.status_code == 403:
-        return UserError(f"{server} refuses this client: its key is not registered there.")
+        return UserError(f"{server} refuses this client: its key is not registered there, or has expired.")
     if response.status_code == 426:
         theirs = one_line(response.headers.get(VERSION_HEADER, "?"))[:40]
         return UserError(

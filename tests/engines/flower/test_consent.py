@@ -4,17 +4,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from conftest import Command
 
 pytest.importorskip("flwr")
 
+from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
 from fedseal.config.load import load_config
 from fedseal.core import Packet
 from fedseal.data.federation import load_federation
-from fedseal.engines.flower.client_app import NO_FILES, TaskRefusedError, run_deployed
+from fedseal.engines.flower.client_app import NO_FILES, TaskRefusedError, app, run_deployed
 from fedseal.engines.flower.consent import Consent, Limits, parse_consent
-from fedseal.engines.flower.task import ClientTask, make_task
+from fedseal.engines.flower.task import ClientTask, make_task, pack, unpack
 from fedseal.errors import UserError
 from fedseal.run_setup import RunSetup
 
@@ -87,6 +91,29 @@ def test_counts_need_both_a_server_that_asks_and_a_client_that_agrees(
             assert reply.counts == {"positive": 18, "negative": 0}
         else:
             assert reply.scalars == {"t": 1, "counts": False}
+
+
+def test_a_server_cannot_make_a_client_malicious(own: dict[str, Any], tmp_path: Path) -> None:
+    """A task with `[simulate]` and a folder of memories gets the same reply as one without."""
+    setup = make_setup(own, fedseal__threshold="fixed", fedseal__tau=0.0)
+    sent = setup.config.selected_method().initial_state(setup.server()).tensors["model"]
+    tensors = {"model": sent, "thresholds": {"tau": torch.zeros(3)}}
+    request = Packet(tensors, {"t": 1, "lambda": 1.0, "train": True}).to_bytes()
+    task, images = make_task(setup, "a" * 32), Path(own["data.path"]) / "clients" / "north"
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    attack = {"simulate": {"malicious": 1, "attack": "zeros"}}
+    more = {"config": task.config | attack, "memory_folder": str(tmp_path / "other")}
+    hostile = task.model_copy(update=more)
+    settings: dict[str, Any] = {"client": "north", "images": str(images), "device": "cpu", "threads": 1}
+    replies: list[bytes] = []
+    for asked in (task, hostile):
+        memory = {"memory": str(tmp_path / f"memory-{len(replies)}")}
+        message = Message(pack(request, asked), 7, MessageType.TRAIN)
+        reply = app(message, Context(1, 7, settings | memory, RecordDict(), {}))
+        replies.append(unpack(reply.content))
+    assert replies[0] == replies[1] and not (tmp_path / "other").exists()
+    learned = Packet.from_bytes(replies[1]).tensors["model"]["body.fc3.weight"]
+    assert learned.any() and not torch.equal(learned, sent["body.fc3.weight"])
 
 
 def test_options_of_join(fedseal: Command, tmp_path: Path) -> None:
