@@ -26,6 +26,7 @@ from functools import cached_property
 from pathlib import Path
 from types import FrameType
 
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
@@ -451,6 +452,7 @@ def report() -> int:
     options = parser.parse_args()
     out = options.out.absolute() if options.out else None
     set_up_process("portable")
+    torch.set_num_threads(1)  # the models are tiny
     logging.disable()  # a client warns of each damaged memory
     table, bad, memory = {}, [], 0
     with tempfile.TemporaryDirectory() as folder:
