@@ -16,7 +16,8 @@ def tables(torture: Found, memory: Found, fuzz: Found, packets: Found) -> list[s
     text += [f"|---|{'---:|' * len(rows)}"]
     text += [f"| {name} | {' | '.join(f'{row[name]:.1f}' for row in rows)} |" for name in names]
     text += ["", "| changed inputs | number | errors | hangs |", "|---|---:|---:|---:|"]
-    for title, found in (("command line, files", fuzz), ("packets, HTTP messages, checkpoints, memories, models", packets)):
+    contents = "packets, HTTP messages, checkpoints, memories, models"
+    for title, found in (("command line, files", fuzz), (contents, packets)):
         text += [f"| {title} | {found['inputs']:,} | {found['errors']} | {found['hangs']} |"]
     measured = {"disturbances": torture, "memory": memory, "command line, files": fuzz, "packets": packets}
     text += ["", "| measured | date | cores | machine |", "|---|---|---:|---|"]
