@@ -33,7 +33,12 @@ hypothesis_settings.load_profile("fedseal")
 TINY: dict[str, Any] = SMOKE | {"engine.workers": 1, "fedseal.bootstrap_epochs": 5}
 
 
-WAITING = ("torture", "test_resume.py", "deploy")  # tests that start many processes and mostly wait for them
+WAITING = (
+    "torture",
+    "test_resume.py",
+    "test_packets.py",
+    "deploy",
+)  # tests that start many processes and mostly wait for them
 COSTLY = (  # files whose tests take most of the processor's time
     *("test_every_method.py", "test_reproduce_command.py", "test_own_network.py", "test_stop.py"),
     *("test_environment.py", "test_run_cells.py", "test_readme.py", "test_golden.py"),

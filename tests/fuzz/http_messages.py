@@ -78,6 +78,10 @@ def change_answer(answer: httpx.Response, rng: random.Random) -> httpx.Response:
     return httpx.Response(status, headers=headers, stream=httpx.ByteStream(body))
 
 
+class ClosedError(BaseException):
+    """The test is over: nothing but the client's thread catches it."""
+
+
 class ChangedNetwork(httpx.BaseTransport):
     """Carries a client's HTTP messages, and changes the next one if it is told to."""
 
@@ -95,7 +99,8 @@ class ChangedNetwork(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         if self.closed:
-            raise SystemExit  # ends the thread
+            heartbeat = threading.current_thread().name == "heartbeats"
+            raise httpx.ConnectError("closed") if heartbeat else ClosedError
         with self.lock:
             chosen, self.left = self.left == 1, max(0, self.left - 1)
         if chosen and self.at_server:
@@ -148,6 +153,8 @@ class Deployment:
         def join() -> None:
             try:
                 self.client.join(WAIT, lambda text: None)
+            except ClosedError:
+                return
             except Exception as error:
                 self.ends.append(error)
 
@@ -176,6 +183,7 @@ class Deployment:
 
     def close(self) -> None:
         self.network.closed = True
+        self.thread.join(SECONDS)
         self.engine.close()
         for patch in self.patches:
             patch.stop()
