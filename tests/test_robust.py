@@ -60,6 +60,82 @@ def test_gate_sees_batch_norm_statistics() -> None:
     assert client == 3 and reason.startswith("its BatchNorm statistics moved 2e+38 times")
 
 
+def test_common_steps() -> None:
+    """Directions (1, 0), (0, 1), (0, 1) and (0.6, 0.8) have the sum (1.6, 2.8), which is √10.4 long.
+
+    The second update is ten times as long as the third, but its direction counts once.
+    """
+    uploads = models([2.0, 0.0], [0.0, 10.0], [0.0, 1.0], [3.0, 4.0])
+    found = robust.common_steps(uploads, dict.fromkeys(uploads, SENT), robust.update_norms(uploads, SENT))
+    expected = {0: 3.2, 1: 28.0, 2: 2.8, 3: 16.0}
+    assert found == pytest.approx({k: product / math.sqrt(10.4) for k, product in expected.items()})
+
+
+def test_opposite_updates_have_no_common_direction() -> None:
+    uploads = models([1.0, 0.0], [-1.0, 0.0])
+    norms = robust.update_norms(uploads, SENT)
+    assert robust.common_steps(uploads, dict.fromkeys(uploads, SENT), norms) == {0: 0.0, 1: 0.0}
+
+
+def test_common_steps_of_learned_weights_from_the_model_that_each_client_was_sent() -> None:
+    """Statistics, integers and constants do not count: all clients move by (1, 1)."""
+    sent = {
+        k: {
+            "a": torch.full((1,), 10.0 * k),
+            "b": torch.zeros(1),
+            "mean": torch.ones(3),
+            "n.running_mean": torch.zeros(2),
+            "n.num_batches_tracked": torch.tensor(1),
+        }
+        for k in range(3)
+    }
+    uploads = {
+        k: {**model, "a": model["a"] + 1, "b": model["b"] + 1, "n.running_mean": torch.full((2,), 90.0 - k)}
+        for k, model in sent.items()
+    }
+    norms = {k: robust.update_norm(uploads[k], sent[k]) for k in sent}
+    assert robust.common_steps(uploads, sent, norms) == pytest.approx(dict.fromkeys(sent, math.sqrt(2)))
+
+
+@pytest.mark.parametrize(
+    ("length", "step", "left_out"),
+    [
+        (5.9, 5.9, False),  # with the others, 3 · 2 is the limit
+        (6.1, 6.1, True),
+        (3.4, 0.0, False),  # across, √3 · 2 ≈ 3.46
+        (3.5, 0.0, True),
+        (1.9, -1.9, False),  # against them, 2
+        (2.1, -2.1, True),
+    ],
+)
+def test_limit_of_a_gate_of_3_by_direction(length: float, step: float, left_out: bool) -> None:
+    """The usual norm is 2."""
+    found = robust.off_course({7: robust.Pair(length, 0)}, {7: step}, 2.0, 3.0)
+    assert [*found] == ([7] if left_out else [])
+
+
+def test_gate_says_which_way_an_update_went() -> None:
+    """The median norm is about 1. The common direction lies between those of the first four and the last."""
+    uploads = models([1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [1.0, 0.1], [-1.1, 0.0], [0.0, 2.5])
+    assert screened(aggregation("mean", gate=3), uploads) == {
+        4: "its weights moved 1.1 times as far as is usual, and against the others",
+        5: "its weights moved 2.49 times as far as is usual, and not with the others",
+    }
+    assert screened(aggregation("mean"), uploads) == {}
+
+
+def test_long_updates_and_clients_that_did_not_train_do_not_decide_the_direction() -> None:
+    """With the three that the gate leaves out for their length, there would be no common direction."""
+    uploads = models(*3 * [[0.0, 0.0]], *4 * [[1.0, 0.0]], [-2.0, 0.0], *3 * [[-900.0, 0.0]])
+    assert sorted(screened(aggregation("mean", gate=3), uploads)) == [7, 8, 9, 10]
+    few = models(*3 * [[0.0, 0.0]], [1.0, 0.0], [1.0, 0.0], [-2.0, 0.0])  # most did not train
+    assert screened(aggregation("mean", gate=3), few) == {}
+
+
+def test_of_two_clients_the_gate_cannot_say_which_one_is_wrong() -> None:
+    assert screened(aggregation("mean", gate=3), models([1.0, 0.0], [-2.0, 0.0])) == {}
+
+
 def test_gate_ignores_clients_that_did_not_train() -> None:
     """Two of five send back what they were sent. The median of 1, 2 and 7 counts."""
     uploads = models([0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [7.0, 0.0])
@@ -253,7 +329,7 @@ def test_one_of_five_cannot_move_the_median_beyond_the_others(
 
 def test_multi_krum_counts_those_that_the_gate_leaves_out() -> None:
     """Of ten clients, two may be malicious. The gate leaves out one of them, multi-krum another one."""
-    uploads = models(*([1.0 + k / 100, 0.0] for k in range(8)), [-2.0, 0.0], [900.0, 0.0])
+    uploads = models(*([1.0 + k / 100, 0.0] for k in range(8)), [2.5, 0.0], [900.0, 0.0])
     found = screened(aggregation("multi-krum", gate=3), uploads)
     assert sorted(found) == [8, 9]
     assert "moved" in found[9] and "multi-krum" in found[8]

@@ -39,10 +39,16 @@ class Aggregation:
         if not uploads or (not gate and not krum):
             return {}
         norms = {k: robust.update_norm(uploads[k], sent[k]) for k in sorted(uploads)}
-        if krum and not robust.most_moved(norm.learned for norm in norms.values()):
+        most_moved = robust.most_moved(norm.learned for norm in norms.values())
+        if krum and not most_moved:
             gate = gate or DEFAULT_GATE  # too few models to compare with each other
         usual = self._usual_norms(norms, next(iter(sent.values())), t)
         found = robust.beyond_gate(norms, usual, gate) if gate else {}
+        if gate and most_moved:
+            moved = {k: uploads[k] for k, norm in norms.items() if k not in found and norm.learned}
+            if len(moved) > 2:  # of two directions, nobody knows which one is the common one
+                steps = robust.common_steps(moved, sent, norms)
+                found |= robust.off_course(norms, steps, usual.learned, gate)
         if krum:
             # Clients that found no labels send back what they were sent: they are close, and say nothing.
             left = {k: uploads[k] for k, norm in norms.items() if k not in found and any(norm)}

@@ -79,6 +79,45 @@ def beyond_gate(norms: Mapping[int, Pair], usual: Pair, gate: float) -> dict[int
     return found
 
 
+def common_steps(uploads: Models, sent: Models, norms: Mapping[int, Pair]) -> dict[int, float]:
+    """By client: how far its update goes in the common direction; negative if it goes against it.
+
+    The common direction is the sum of all updates, each brought to length one, so that long ones do not
+    decide.
+    """
+    clients = sorted(uploads)
+    products: dict[int, list[float]] = {k: [] for k in clients}
+    squares: list[float] = []
+    for name, value in _learned(sent[clients[0]]):
+        direction = torch.zeros_like(value, dtype=torch.float64)
+        for k in clients:
+            direction += (uploads[k][name].double() - sent[k][name].double()) / norms[k].learned
+        squares.append(float(direction.square().sum()))
+        for k in clients:
+            update = uploads[k][name].double() - sent[k][name].double()
+            products[k].append(float((update * direction).sum()))
+    length = math.sqrt(math.fsum(squares)) or 1.0
+    return {k: math.fsum(parts) / length for k, parts in products.items()}
+
+
+def off_course(
+    norms: Mapping[int, Pair], steps: Mapping[int, float], usual: float, gate: float
+) -> dict[int, str]:
+    """The clients whose update is too long for its direction; `steps` are those in the common direction.
+
+    In units of the usual norm, an update must end in the ball of radius 2 · gate / 3 around the point that
+    lies gate / 3 ahead in the common direction. So it may be `gate` long in that direction, gate / √3 across
+    it, and gate / 3 against it.
+    """
+    found: dict[int, str] = {}
+    for k, step in steps.items():
+        length, ahead = norms[k].learned / usual, step / usual
+        if length**2 > gate**2 / 3 + 2 * gate / 3 * ahead:
+            where = "against" if ahead < 0 else "not with"
+            found[k] = f"its weights moved {length:.3g} times as far as is usual, and {where} the others"
+    return found
+
+
 def weighted_update(uploads: Models, sent: Tensors, factors: Mapping[int, Pair]) -> Tensors:
     """sent + Σ factor · update, with one factor for learned weights and one for statistics."""
     result = _largest_integers(uploads, sent)
@@ -156,8 +195,7 @@ def trust_factors(uploads: Models, sent: Tensors, root: Tensors) -> dict[int, Pa
     for k, (own, _) in norms.items():
         product = math.fsum(
             float(((uploads[k][name].double() - v.double()) * (root[name].double() - v.double())).sum())
-            for name, v in _floats(sent)
-            if not is_statistic(name)
+            for name, v in _learned(sent)
         )
         trusts[k] = max(product / (own * length), 0.0) if own * length > 0 else 0.0
     total = sum(trusts.values()) or 1.0
@@ -171,6 +209,10 @@ def _floats(model: Tensors) -> Iterable[tuple[str, Tensor]]:
     return ((name, value) for name, value in model.items() if value.is_floating_point())
 
 
+def _learned(model: Tensors) -> Iterable[tuple[str, Tensor]]:
+    return ((name, value) for name, value in _floats(model) if not is_statistic(name))
+
+
 def _largest_integers(uploads: Models, sent: Tensors) -> Tensors:
     names = [name for name, value in sent.items() if not value.is_floating_point()]
     return {name: torch.stack([model[name] for model in uploads.values()]).amax(dim=0) for name in names}
@@ -178,8 +220,4 @@ def _largest_integers(uploads: Models, sent: Tensors) -> Tensors:
 
 def _squared_distance(a: Tensors, b: Tensors) -> float:
     """Of the learned weights."""
-    return math.fsum(
-        float((value.double() - b[name].double()).square().sum())
-        for name, value in _floats(a)
-        if not is_statistic(name)
-    )
+    return math.fsum(float((value.double() - b[name].double()).square().sum()) for name, value in _learned(a))

@@ -228,7 +228,8 @@ class AggregateSettings(Settings):
     gate: float = Field(
         DEFAULT_GATE,
         ge=0,
-        description="updates longer than this many times the median are left out; 0: none (the paper)",
+        description="updates longer than this many times the median are left out, and shorter ones if they go"
+        " across or against the others; 0: none (the paper)",
     )
     malicious: float = Field(
         0.2,
