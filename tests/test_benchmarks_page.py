@@ -20,7 +20,7 @@ def test_tables_are_made_from_the_files(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_the_pages_claim_of_robustness_is_in_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1,000 kills without a loss, flat memory, 10,000 inputs of each kind without an error, nothing HIGH."""
+    """Kills lose nothing, memory is flat, changed inputs are refused, an attack costs at most a point."""
     monkeypatch.syspath_prepend(ROOT)
     monkeypatch.syspath_prepend(ROOT / "tests" / "torture")
     from bench.page import read
@@ -41,7 +41,7 @@ def test_what_the_pages_claim_of_robustness_is_in_the_files(monkeypatch: pytest.
             place, _, rule, attack, number = name.split("/")
             if (place, rule) == (setting, "mean, gate") and int(number) <= 2:
                 found.setdefault(f"{attack}, {number}", []).append(accuracy)
-        assert len(found) == 23  # eleven attacks by one and by two clients, and none
+        assert len(found) == 25  # none, eleven attacks by one and by two clients, two more by two clients
         for attack, values in found.items():
-            allowed = 2 if "× 2.5" in attack else 1  # the gate stops only a part of those
+            allowed = 1 if attack != "none, 0" else 0.2
             assert len(values) == 3 and mean(values) >= clean - allowed, (setting, attack)
